@@ -1,12 +1,15 @@
 """Execute a notebook from a fresh kernel without a browser: parameters in, lines of progress, HTML out."""
 
 import ast
+import asyncio
 import copy
 import json
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +17,7 @@ from typing import Any, Self
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from grpo_lab.monitoring import History
 
@@ -121,6 +124,7 @@ def execute(
     def count(cell: Any, cell_index: int) -> None:
         nonlocal current
         current = cell_index + 1
+        _interrupt_cell_on_ctrl_c(client)
         if on_cell and cell.cell_type == "code":
             on_cell(current, len(notebook.cells))
 
@@ -128,6 +132,7 @@ def execute(
         notebook,
         timeout=cell_timeout_s,
         resources={"metadata": {"path": str(folder)}},
+        extra_arguments=["--log-level=ERROR"],  # the kernel warns of its local sockets at every start
         store_widget_state=False,  # an exported page cannot load a widget; without it, it shows the picture
         on_cell_start=count,
     )
@@ -136,13 +141,23 @@ def execute(
     except CellExecutionError as error:
         first = str(error.evalue).strip().splitlines()
         raise NotebookFailedError(
-            f"{path.name}, cell {current}: {error.ename}: {first[0] if first else ''}"
+            ": ".join([f"{path.name}, cell {current}", error.ename, *first[:1]])
         ) from None
-    except (DeadKernelError, TimeoutError) as error:
+    except DeadKernelError as error:
         raise NotebookFailedError(f"{path.name}, cell {current}: {error}") from None
+    except CellTimeoutError:
+        raise NotebookFailedError(f"{path.name}, cell {current}: took more than {cell_timeout_s} s") from None
     finally:
         nbformat.write(notebook, executed)
     return executed
+
+
+def _interrupt_cell_on_ctrl_c(client: NotebookClient) -> None:
+    """Let Ctrl-C interrupt the cell, as in a front end, where nbclient would kill the kernel."""
+    with suppress(RuntimeError):  # not on Windows, and not outside the main thread
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGINT, lambda: asyncio.ensure_future(client.km.interrupt_kernel())
+        )
 
 
 def to_html(path: Path) -> Path:
@@ -259,7 +274,7 @@ def run_notebook(path: Path, parameters: Mapping[str, object], output_dir: Path)
         output_dir: a folder of its own is made here, named by the time.
 
     Returns:
-        Exit code: 0, 1 where the notebook failed, 2 where a parameter does not fit, 130 after Ctrl-C.
+        Exit code: 0, 1 where the notebook failed, 2 where a parameter does not fit.
     """
     folder = (output_dir / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{path.stem}").resolve()
     runs = folder / "runs"
@@ -277,8 +292,10 @@ def run_notebook(path: Path, parameters: Mapping[str, object], output_dir: Path)
     except NotebookFailedError as error:
         print(f"grpo-lab: {error}\nnotebook so far: {folder / path.name}", file=sys.stderr)
         return 1
-    print(f"\n{summary_table(run_folders(runs))}\n")
-    print(f"notebook    {to_html(executed)}\n            {executed}")
-    for run in run_folders(runs):
+    folders = run_folders(runs)
+    if folders:
+        print(f"\n{summary_table(folders)}")
+    print(f"\nnotebook    {to_html(executed)}\n            {executed}")
+    for run in folders:
         print(f"run record  {run / 'run.json'}")
     return 0
