@@ -46,21 +46,17 @@ class ChunkedGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"temperature must be > 0, since sampling and scoring divide the logits by it; got {self.temperature}."
             )
-        if self.generation_batch_size is None:
-            self._check_groups()
-        super().__post_init__()
-
-    def _check_groups(self) -> None:
-        steps = self.steps_per_generation or self.gradient_accumulation_steps
-        batch = self.per_device_train_batch_size * steps
-        valid = [size for size in range(2, batch + 1) if batch % size == 0]
-        # With several processes TRL multiplies the batch and repeats this check.
-        if int(self.world_size) == 1 and self.num_generations not in valid:
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            batch = self.generation_batch_size
+            if batch is None or batch % self.num_generations == 0:
+                raise
+            valid = [size for size in range(2, batch + 1) if batch % size == 0]
             raise ValueError(
-                f"num_generations must divide the {batch} completions of a generation batch "
-                f"(per_device_train_batch_size {self.per_device_train_batch_size} x {steps} steps), so that no group "
-                f"is split; got {self.num_generations}. Valid here: {', '.join(map(str, valid)) or 'none'}."
-            )
+                f"num_generations must divide the {batch} completions of a generation batch, so that no group is "
+                f"split; got {self.num_generations}. Valid here: {', '.join(map(str, valid)) or 'none'}."
+            ) from error
 
 
 def check_chunk_size(chunk_size: Any) -> int:

@@ -151,9 +151,13 @@ def test_four_micro_batches_give_the_gradient_of_one_batch(
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_a_batch_with_every_token_masked_gives_zero_gradients(
-    make_trainer: Callable[..., Any], off_policy: Rollouts, loss_type: str, beta: float
+    make_trainer: Callable[..., Any],
+    lora: Callable[..., LoraConfig],
+    off_policy: Rollouts,
+    loss_type: str,
+    beta: float,
 ) -> None:
-    trainer = make_trainer(loss_type=loss_type, beta=beta, implementation="torch")
+    trainer = make_trainer(lora=lora(), loss_type=loss_type, beta=beta, implementation="torch")
     masked = off_policy | {
         "completion_mask": torch.zeros_like(off_policy["completion_mask"]),
         "num_items_in_batch": torch.tensor(0),
