@@ -1,0 +1,76 @@
+"""The doctor says what is there, names what is missing, and is honest about what will run."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_lab import doctor
+from grpo_lab.doctor import Finding
+
+GIB = 2**30
+
+
+@pytest.fixture
+def findings():
+    return {finding.topic: finding for finding in doctor.doctor()}
+
+
+def test_nothing_is_missing_here(findings):
+    assert [finding for finding in findings.values() if finding.level == "missing"] == []
+    assert {"python", "torch", "gpu", "kernels", "trl", "model", "notebooks", "wandb", "disk"} <= set(
+        findings
+    )
+
+
+def test_the_kernels_named_are_those_that_auto_takes(findings):
+    import torch
+
+    from grpo_lab.kernels import resolve_implementation
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert repr(resolve_implementation("auto", torch.device(device))) in findings["kernels"].text
+
+
+def test_a_torch_that_cannot_be_imported_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert [finding.level for finding in doctor._torch()] == ["missing"]
+
+
+def test_a_package_that_is_absent_is_missing(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name: None if name == "trl" else "1.0")
+    assert [finding.topic for finding in doctor._packages() if finding.level == "missing"] == ["trl"]
+
+
+def test_notebooks_are_no_must(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name: None if name == "ipywidgets" else "1.0")
+    assert doctor._jupyter().level == "note"
+    assert "ipywidgets not installed" in doctor._jupyter().text
+
+
+def test_a_model_that_was_not_shipped_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "files", lambda _package: tmp_path)
+    assert doctor._model().level == "missing"
+
+
+def test_wandb_mode_is_the_one_of_the_environment(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert "disabled (WANDB_MODE)" in doctor._wandb().text
+    monkeypatch.delenv("WANDB_MODE")
+    assert "offline" in doctor._wandb().text
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert "online" in doctor._wandb().text
+
+
+@pytest.mark.parametrize(("free", "level"), [(0.5 * GIB, "note"), (20 * GIB, "ok")])
+def test_a_full_disk_is_noted(monkeypatch, tmp_path, free, level):
+    usage = SimpleNamespace(total=100 * GIB, used=0, free=free)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _folder: usage)
+    assert doctor._disk(tmp_path).level == level
+
+
+@pytest.mark.parametrize(("level", "code"), [("ok", 0), ("note", 0), ("missing", 1)])
+def test_exit_code_says_whether_a_run_can_start(monkeypatch, capsys, level, code):
+    monkeypatch.setattr(doctor, "doctor", lambda: [Finding("disk", level, "text")])
+    assert doctor.main() == code
+    assert capsys.readouterr().out.startswith("disk")
