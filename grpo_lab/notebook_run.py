@@ -203,8 +203,16 @@ def summary_table(folders: list[Path]) -> str:
         first, last = sum(rewards[:window]) / window, sum(rewards[-window:]) / window
         time_s = history.rows[-1]["time_s"]
         peak = f"{max(peaks):.0f} MiB" if peaks else "not measured"
-        lines.append(f"{folder.name:36}{len(rewards):6}{first:14.3f}{last:13.3f}{time_s:7.0f} s{peak:>13}")
+        steps = history.rows[-1]["step"]
+        lines.append(f"{folder.name:36}{steps:6}{first:14.3f}{last:13.3f}{time_s:7.0f} s{peak:>13}")
     return "\n".join(lines)
+
+
+def _last_row(metrics: Path) -> dict[str, Any] | None:
+    """The last row that is written to its end; the whole History is too much to read twice a second."""
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return json.loads(whole[-1]) if whole else None
 
 
 class Progress:
@@ -248,12 +256,12 @@ class Progress:
 
     def _training(self) -> str:
         folders = run_folders(self._output_dir)
-        rows = History.load(folders[-1]).rows if folders else []
-        if not rows:
+        row = _last_row(folders[-1] / "metrics.jsonl") if folders else None
+        if row is None:
             return ""
         total = json.loads((folders[-1] / "run.json").read_text(encoding="utf-8"))["config"]["steps"]
-        reward = f"  reward {rows[-1]['reward']:.3f}" if "reward" in rows[-1] else ""
-        return f"step {rows[-1]['step']}/{total}{reward}  {rows[-1]['time_s']:.0f} s"
+        reward = f"  reward {row['reward']:.3f}" if row.get("reward") is not None else ""
+        return f"step {row['step']}/{total}{reward}  {row['time_s']:.0f} s"
 
     def _show(self, line: str) -> None:
         if line == self._shown:

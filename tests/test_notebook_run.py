@@ -148,6 +148,6 @@ def test_progress_says_the_cell_and_the_step(tmp_path, capsys, monkeypatch):
     with Progress(tmp_path) as progress:
         progress.on_cell(5, 12)
         time.sleep(0.7)
-        (tmp_path / "one" / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+        (tmp_path / "one" / "metrics.jsonl").write_text(f"{json.dumps(row)}\n{{torn", encoding="utf-8")
         time.sleep(0.7)
     assert capsys.readouterr().out.splitlines() == ["cell 5/12", "cell 5/12  step 7/40  reward 0.250  3 s"]

@@ -2,9 +2,13 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -68,6 +72,12 @@ def pip_lines(environment: str) -> list[str]:
     return [line.strip() for line in environment.split("- pip:\n")[1].splitlines()]
 
 
+@cache
+def installed_modules() -> Mapping[str, list[str]]:
+    """Distributions that bring each importable module."""
+    return packages_distributions()
+
+
 def undeclared_imports(source: str, declared: set[str]) -> set[str]:
     """Third-party modules that `source` imports and no requirement brings."""
     modules = set()
@@ -76,7 +86,7 @@ def undeclared_imports(source: str, declared: set[str]) -> set[str]:
             modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.split(".")[0])
-    owners = packages_distributions()
+    owners = installed_modules()
     return {
         module
         for module in modules - sys.stdlib_module_names - {"grpo_lab"}
@@ -163,3 +173,33 @@ def test_an_import_that_nobody_declared_is_found():
 def test_importing_the_package_is_light():
     code = "import sys, grpo_lab; sys.exit('torch' in sys.modules or 'ipywidgets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "has_model"),
+    [("", True), (r'"grpo_lab\.models" = .*', False)],
+    ids=["as it is", "without data"],
+)
+def test_the_wheel_holds_the_shipped_model(tmp_path, pattern, has_model):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "grpo_lab", source / "grpo_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    (source / "pyproject.toml").write_text(re.sub(pattern, "", PYPROJECT) if pattern else PYPROJECT, "utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        source,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+    assert ("grpo_lab/models/tiny/model.safetensors" in names) == has_model
+    assert "grpo_lab/cli.py" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
