@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from grpo_lab.notebook_run import run_notebook
 
         return run_notebook(options.notebook, dict(options.parameters), options.output_dir)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         print(f"grpo-lab: {error}", file=sys.stderr)
         return 1
 

@@ -113,9 +113,11 @@ def execute(
         Path of the executed notebook.
 
     Raises:
-        ValueError: `parameters` does not fit the notebook.
+        ValueError: there is no such notebook, or `parameters` does not fit it.
         NotebookFailedError: a cell raised an error or ran too long, or the kernel died.
     """
+    if not path.is_file():
+        raise ValueError(f"notebook: there is no file {path}.")
     notebook = with_parameters(nbformat.read(path, as_version=4), parameters)
     folder.mkdir(parents=True, exist_ok=True)
     executed = folder / path.name
@@ -282,7 +284,7 @@ def run_notebook(path: Path, parameters: Mapping[str, object], output_dir: Path)
         output_dir: a folder of its own is made here, named by the time.
 
     Returns:
-        Exit code: 0, 1 where the notebook failed, 2 where a parameter does not fit.
+        Exit code: 0, 1 where the notebook failed, 2 where it is not there or a parameter does not fit.
     """
     folder = (output_dir / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{path.stem}").resolve()
     runs = folder / "runs"

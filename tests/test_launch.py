@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+import nbformat
 import pytest
 
 from grpo_lab import launch
@@ -94,3 +95,19 @@ def test_an_unknown_option_of_run_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         launch.main(["run", "--stpes"])
     assert "--stpes" in capsys.readouterr().err
+
+
+def test_a_notebook_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert launch.main(["run", "--notebook", str(tmp_path / "no.ipynb"), "--output-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"grpo-lab: notebook: there is no file {tmp_path / 'no.ipynb'}.\n"
+
+
+def test_results_that_cannot_be_written_are_one_line(notebooks, tmp_path, capsys):
+    cells = [
+        nbformat.v4.new_code_cell("background = True\noutput_dir = 0", metadata={"tags": ["parameters"]})
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebooks / "00_tutorial.ipynb")
+    (tmp_path / "file").touch()
+    arguments = ["--notebook", str(notebooks / "00_tutorial.ipynb"), "--output-dir", str(tmp_path / "file")]
+    assert launch.main(["run", *arguments]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
