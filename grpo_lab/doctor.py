@@ -117,15 +117,15 @@ def _jupyter() -> Finding:
 def _wandb() -> Finding:
     found = installed("wandb")
     if not found:
-        return Finding("wandb", "missing", "not installed. Run python3 lab.py again.")
+        return Finding("wandb", "note", "not installed: runs are recorded in their folders alone")
     if mode := os.environ.get("WANDB_MODE"):
-        return Finding("wandb", "ok", f"{found}, mode {mode} (WANDB_MODE)")
+        return Finding("wandb", "ok", f"{found}, WANDB_MODE is {mode!r}")
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    logged_in = "WANDB_API_KEY" in os.environ or (
-        netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace")
-    )
-    mode = "online (logged in)" if logged_in else "offline (no account; `wandb login` for online)"
-    return Finding("wandb", "ok", f"{found}, mode {mode}")
+    if "WANDB_API_KEY" in os.environ or (netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace")):
+        return Finding(
+            "wandb", "ok", f"{found}, an API key is stored: runs go online where the server answers"
+        )
+    return Finding("wandb", "ok", f"{found}, no API key: runs are offline; to store one: wandb login")
 
 
 def _disk(folder: Path) -> Finding:

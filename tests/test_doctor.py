@@ -53,13 +53,29 @@ def test_a_model_that_was_not_shipped_is_missing(monkeypatch, tmp_path):
     assert doctor._model().level == "missing"
 
 
-def test_wandb_mode_is_the_one_of_the_environment(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert "disabled (WANDB_MODE)" in doctor._wandb().text
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "no API key"),
+        ({"WANDB_API_KEY": "x" * 40}, "an API key is stored"),
+        ({"NETRC": "netrc"}, "an API key is stored"),
+        ({"NETRC": "other"}, "no API key"),
+        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": "x" * 40}, "WANDB_MODE is 'disabled'"),
+    ],
+)
+def test_wandb_mode_is_said(monkeypatch, tmp_path, environment, said):
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x", encoding="utf-8")
+    (tmp_path / "other").write_text("machine example.org login user password x", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE")
-    assert "offline" in doctor._wandb().text
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert "online" in doctor._wandb().text
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in doctor._wandb().text
+
+
+def test_wandb_is_no_must(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda _name: None)
+    assert doctor._wandb().level == "note"
 
 
 @pytest.mark.parametrize(("free", "level"), [(0.5 * GIB, "note"), (20 * GIB, "ok")])
