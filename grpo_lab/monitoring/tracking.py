@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -27,7 +28,8 @@ logger = logging.getLogger(__name__)
 class Tracker:
     """One W&B run, which is this run's alone: `wandb.run` stays what it is.
 
-    As a context manager it finishes at the end, as failed after an error.
+    Rows are handed to a thread of the tracker, so that no step waits for wandb or for its server. As a
+    context manager the tracker finishes at the end, as failed after an error.
 
     Args:
         run: of wandb; `None` makes every method do nothing.
@@ -37,6 +39,8 @@ class Tracker:
 
     def __init__(self, run: Any, mode: Mode, description: str) -> None:
         self._run = run
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wandb-sender")
+        self._faults = 0
         self.mode = mode
         self.description = description
 
@@ -47,8 +51,8 @@ class Tracker:
             row: `step` and metrics by name; what is not a number stays in the run folder only.
         """
         metrics = {f"train/{name}": value for name, value in row.items() if isinstance(value, int | float)}
-        del metrics["train/step"]
-        self._attempt(lambda run: run.log(metrics | {"train/global_step": row["step"]}))
+        metrics["train/global_step"] = metrics.pop("train/step")
+        self._send(lambda run: run.log(metrics))
 
     def log_completions(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Log completions as the table `train/completions`.
@@ -58,37 +62,38 @@ class Tracker:
             rows: one a completion: prompt, completion, reward, advantage, reason.
         """
         records = [{"step": step, **row} for row in rows]
-        columns = list(dict.fromkeys(name for record in records for name in record))
-        data = [[record.get(name) for name in columns] for record in records]
 
-        def send(run: Any) -> None:
+        def send_table(run: Any) -> None:
             import wandb
 
+            columns = list(dict.fromkeys(name for record in records for name in record))
+            data = [[record.get(name) for name in columns] for record in records]
             table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
             run.log({"train/global_step": step, "train/completions": table})
 
-        self._attempt(send)
+        self._send(send_table)
 
     def finish(self, exit_code: int = 0) -> None:
-        """Close the run; a second call does nothing.
+        """Send what is left and close the run; a second call does nothing.
 
         Args:
             exit_code: 0, or 1 for a run that failed.
         """
-        self._attempt(lambda run: run.finish(exit_code=exit_code))
+        self._send(lambda run: run.finish(exit_code=exit_code))
         self._run = None
+        self._sender.shutdown()
 
-    def _attempt(self, action: Callable[[Any], None]) -> None:
-        if self._run is None:
-            return
+    def _send(self, action: Callable[[Any], None]) -> None:
+        if self._run is not None:
+            self._sender.submit(self._attempt, self._run, action)
+
+    def _attempt(self, run: Any, action: Callable[[Any], None]) -> None:
         try:
-            action(self._run)
+            action(run)
         except Exception as error:  # noqa: BLE001 - no fault of the mirror may end the run
-            self._run = None
-            self.description += f" (stopped: {_first_line(error)})"
-            logger.warning(
-                "Weights & Biases stopped recording, the run folder does not: %s", _first_line(error)
-            )
+            if self._faults == 0:
+                logger.warning("Weights & Biases missed something (%s); the run folder has it.", error)
+            self._faults += 1
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +118,7 @@ def open_tracker(
 
     The mode is `mode`, else `WANDB_MODE`, else online if this machine is logged in, else offline. Online
     needs an API key that is there already and a server that answers; else the run is offline and says why.
+    For an offline run `WANDB_ERROR_REPORTING` is set to false where it is not set, so that nothing is sent.
 
     Args:
         mode: `None` to decide as above.
@@ -161,6 +167,8 @@ def open_tracker(
             reason = _first_line(error)
         else:
             return Tracker(run, "online", f"Weights & Biases: {run.url}")
+    # wandb 0.31 sends its own timings at exit, from offline runs too, and waits for a network in vain.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         run = _with_step_axis(begin(mode="offline"))
     except Exception as error:  # noqa: BLE001 - no fault of the mirror may end the run
