@@ -68,6 +68,5 @@ def _convert(file: Path, folder: Path) -> None:
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(dequantised.state_dict())
-    model.generation_config = dequantised.generation_config
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -67,6 +68,12 @@ def test_without_a_chat_template_generation_ends_at_eos_alone(llama: Path):
     assert model.generation_config.eos_token_id == [tokenizer.eos_token_id]
 
 
+def test_a_template_that_leaves_answers_out_adds_no_end(llama: Path):
+    (llama / "chat_template.jinja").write_text("<|im_start|>{{ messages[0]['content'] }}", "utf-8")
+    model, tokenizer = load_model(llama, device="cpu")
+    assert model.generation_config.eos_token_id == [tokenizer.eos_token_id]
+
+
 def test_a_tokenizer_without_pad_and_eos_is_refused(llama: Path):
     edit_json(llama / "tokenizer_config.json", eos_token=None)
     with pytest.raises(ValueError, match="neither a pad nor an eos token"):
@@ -101,7 +108,7 @@ def test_cuda_that_is_not_there_is_refused(llama: Path):
 @pytest.mark.parametrize("name", ["./nothing", "some/folder/below", "nothing.gguf", "two words"])
 def test_what_cannot_be_a_hub_id_is_refused_as_a_path(name, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="model") as caught:
+    with pytest.raises(ValueError, match="no such file or folder") as caught:
         load_model(name)
     assert repr(name) in str(caught.value)
     assert all(preset in str(caught.value) for preset in MODEL_PRESETS)
@@ -111,7 +118,19 @@ def test_what_cannot_be_a_hub_id_is_refused_as_a_path(name, tmp_path: Path, monk
 def test_without_the_hub_a_hub_id_is_refused_in_one_message(name):
     with pytest.raises(ValueError, match=f"Hub id {name}.*preset .*folder.*GGUF file") as caught:
         load_model(name)
+    assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_hub_id_in_the_cache_loads_without_the_hub(llama: Path):
+    repository = Path(HF_HUB_CACHE) / "models--nobody--cached"
+    revision = "0" * 40
+    shutil.copytree(llama, repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision, "utf-8")
+    model, tokenizer = load_model("nobody/cached", device="cpu")
+    assert model.config.hidden_size == 32
+    assert tokenizer.padding_side == "left"
 
 
 def test_smollm2_without_the_hub_says_where_its_file_is():
