@@ -203,7 +203,7 @@ def test(python: str, pytest_arguments: list[str]) -> int:
         "ruff format": ["-m", "ruff", "format", "--check"],
         "mypy": ["-m", "mypy"],
         "import rules": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
-        "pytest": ["-m", "pytest", "-n", "2", *pytest_arguments],
+        "pytest": ["-m", "pytest", "-n", "2", "--dist", "loadgroup", *pytest_arguments],
     }
     table, failed = [], False
     for name, arguments in gates.items():

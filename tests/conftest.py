@@ -32,8 +32,7 @@ if not torch.cuda.is_available():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU; run on one before a kernel change lands")
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(
-                pytest.mark.skip(reason="needs a CUDA GPU; run on one before a kernel change lands")
-            )
+            item.add_marker(skip)

@@ -263,7 +263,7 @@ def test_every_gate_runs_and_one_that_fails_is_named(lab, monkeypatch, capsys, f
     monkeypatch.setattr(lab, "in_foreground", gate)
     assert lab.test("python", ["-k", "one"]) == int(failing is not None)
     assert len(ran) == 5
-    assert ran[-1] == "python -m pytest -n 2 -k one"
+    assert ran[-1] == "python -m pytest -n 2 --dist loadgroup -k one"
     table = capsys.readouterr().out.split("\n\n")[-1]
     assert table.count("failed (1)") == sum(failing is not None and failing in command for command in ran)
     assert table.count(" ok ") == 5 - table.count("failed (1)")
