@@ -1,4 +1,4 @@
-"""Matrix products around the head: low-precision inputs, accumulators and results in fp32 (fp64 for fp64 inputs)."""
+"""Matrix products around the head: low-precision inputs, fp32 accumulators and results (or all in fp64)."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ def logits_product_(out: Tensor, hidden_states: Tensor, weight: Tensor) -> None:
     Args:
         out: (n, V), the accumulator's dtype; overwritten.
         hidden_states: (n, H), compute dtype.
-        weight: (V, H), any float dtype; cast in blocks of the vocabulary, so that no second (V, H) copy is made.
+        weight: (V, H), any float dtype; cast in blocks of the vocabulary, so that no second (V, H) copy is
+            made.
     """
     for start in range(0, weight.size(0), _block(weight, hidden_states)):
         stop = start + _block(weight, hidden_states)

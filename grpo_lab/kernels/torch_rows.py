@@ -40,7 +40,7 @@ def row_statistics(tile: Tensor, targets: Tensor, options: HeadOptions) -> tuple
     log_normalizers = z.logsumexp(-1)
     logps = z.gather(-1, targets[:, None]).squeeze(-1) - log_normalizers
     z.sub_(log_normalizers[:, None])
-    entropies = -(z.exp() * z).sum(-1)
+    entropies = -z.exp().mul_(z).sum(-1)
     return logps, log_normalizers, entropies
 
 
@@ -61,25 +61,27 @@ def row_derivatives(
         targets: (n,) int64 in [0, V).
         log_normalizers: (n,), from `row_statistics`.
         entropies: (n,), from `row_statistics`.
-        logp_coefficients: (n,) or `None` for no such term.
+        logp_coefficients: (n,) or `None` for no such term; one of the two is given.
         entropy_coefficients: (n,) or `None` for no such term.
         options: temperature, scale, cap.
         out: (n, V), any float dtype.
     """
     z = _logits(tile, options)
-    slope = options.logit_scale / options.temperature
     cap_slope = None
     if options.soft_cap is not None:
         # tanh is z T / cap, and its derivative 1 - tanh^2.
         cap_slope = 1 - (z * (options.temperature / options.soft_cap)).square_()
-    z.sub_(log_normalizers[:, None])
-    p = z.exp()
-    gradient = torch.zeros_like(p) if logp_coefficients is None else p * -logp_coefficients[:, None]
+    log_p = z.sub_(log_normalizers[:, None])
+    gradient = log_p.exp()
+    if entropy_coefficients is None:
+        assert logp_coefficients is not None, "a derivative has a coefficient"
+        gradient *= -logp_coefficients[:, None]
+    else:
+        factor = log_p.add_(entropies[:, None]).mul_(-entropy_coefficients[:, None])
+        gradient *= factor if logp_coefficients is None else factor.sub_(logp_coefficients[:, None])
     if logp_coefficients is not None:
         gradient.scatter_add_(-1, targets[:, None], logp_coefficients[:, None])
-    if entropy_coefficients is not None:
-        gradient -= p.mul_(z.add_(entropies[:, None])).mul_(entropy_coefficients[:, None])
-    gradient *= slope
+    gradient *= options.logit_scale / options.temperature
     if cap_slope is not None:
         gradient *= cap_slope
     out.copy_(gradient)

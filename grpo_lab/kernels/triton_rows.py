@@ -1,9 +1,9 @@
 """What is done to each row of a tile of logits, one Triton program a row; formulas in `torch_rows`.
 
-A program walks its row in blocks and keeps a running maximum m with s = sum exp(z - m) and w = sum exp(z - m) z,
-rescaled when m grows (online softmax: Milakov and Gimelshein, arXiv 1805.02867). Sums are in the tile's fp32.
-Rows lie on the first grid axis, which holds 2^31 - 1 programs, and offsets are 64-bit: row times V passes 2^31 at
-14,135 rows of a vocabulary of 151,936.
+A program walks its row in blocks and keeps a running maximum m with s = sum exp(z - m) and w = sum exp(z - m)
+z, rescaled when m grows (online softmax: Milakov and Gimelshein, arXiv 1805.02867). Sums are in the tile's
+fp32. Rows lie on the first grid axis, which holds 2^31 - 1 programs, and offsets are 64-bit: row times V
+passes 2^31 at 14,135 rows of a vocabulary of 151,936.
 """
 
 import torch
