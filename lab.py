@@ -199,7 +199,7 @@ def test(python: str, pytest_arguments: list[str]) -> int:
         0 when all passed, else 1.
     """
     gates = {
-        "ruff check": ["-m", "ruff", "check"],
+        "ruff check": ["-m", "ruff", "check", "--output-format=concise"],
         "ruff format": ["-m", "ruff", "format", "--check"],
         "mypy": ["-m", "mypy"],
         "import rules": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
