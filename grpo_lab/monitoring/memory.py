@@ -126,6 +126,7 @@ class _Account(ABC):
 class _CudaAccount(_Account):
     def __init__(self, index: int) -> None:
         super().__init__()
+        torch.cuda.init()  # the counter of a device that nothing has used yet cannot be reset
         self.index = index
 
     def allocated_bytes(self) -> int:

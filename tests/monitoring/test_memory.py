@@ -302,7 +302,6 @@ def test_a_meter_nobody_asks_costs_nothing() -> None:
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-@pytest.mark.slow
 def test_measuring_costs_a_tenth_of_a_step_at_most() -> None:
     step = tiny_step(batch=32)
     meter = MemoryMeter("cpu")
