@@ -89,10 +89,15 @@ class _FrozenHead(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         positions, logp_rows, entropy_rows = ctx.saved_tensors
         grad_hidden = positions.new_zeros(ctx.hidden_shape, dtype=ctx.hidden_dtype)
-        for kept, grad in ((logp_rows, grad_logps), (entropy_rows, grad_entropies)):
-            if kept is not None and grad is not None:
-                for rows, index in _chunks(positions, ctx.chunk_size):
-                    grad_hidden[index] += (kept[rows] * grad[index][:, None]).to(ctx.hidden_dtype)
+        terms = [
+            (kept, grad)
+            for kept, grad in ((logp_rows, grad_logps), (entropy_rows, grad_entropies))
+            if kept is not None and grad is not None
+        ]
+        for rows, index in _chunks(positions, ctx.chunk_size):
+            grad_hidden[index] = sum(kept[rows] * grad[index][:, None] for kept, grad in terms).to(
+                ctx.hidden_dtype
+            )
         return grad_hidden, None, None, None, None, None, None
 
 

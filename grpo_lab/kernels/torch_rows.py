@@ -12,7 +12,6 @@ With x = h W^T + b the product of a row, z = f(x) its logits at temperature T an
 `triton_rows` computes the same with one program a row.
 """
 
-import torch
 from torch import Tensor
 
 from grpo_lab.kernels.options import HeadOptions
