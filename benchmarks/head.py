@@ -225,8 +225,9 @@ def main() -> None:
                     writer.writerow(asdict(row))
                     file.flush()
                     print(
-                        f"{hidden:5} {head:9} {name:12} {chunk_size:5} {row.time_ms:8.2f} ms "
-                        f"{row.extra_mib:9.1f} MiB logp {row.logp_mean_abs_error:.1e} grad {row.grad_rel_error} floor {row.floor_ms}",
+                        f"{hidden:5} {head:9} {name:12} {chunk_size:5} {row.time_ms:8.2f} ms",
+                        f"{row.extra_mib:9.1f} MiB, floor {row.floor_ms:6.2f} ms,",
+                        f"errors {row.logp_mean_abs_error} and {row.grad_rel_error}",
                         flush=True,
                     )
 
