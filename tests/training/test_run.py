@@ -34,8 +34,9 @@ SMALL: dict[str, Any] = {
 def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def make(rewards: Any = None, **changes: Any) -> Run:
-        run = Run(RunConfig(**(SMALL | {"output_dir": str(tmp_path / "runs")} | changes)), rewards=rewards)
+    def make(reward_functions: Any = None, **changes: Any) -> Run:
+        settings = SMALL | {"output_dir": str(tmp_path / "runs")} | changes
+        run = Run(RunConfig(**settings), rewards=reward_functions)
         runs.append(run)
         return run
 
@@ -112,7 +113,7 @@ def test_every_implementation_takes_the_same_steps(
 ) -> None:
     histories = []
     for settings in ({"implementation": "reference"}, {"implementation": implementation, "chunk_size": chunk_size}):
-        run = make_run(rewards=[length_reward], **settings)
+        run = make_run(reward_functions=[length_reward], **settings)
         run.start(background=False)
         assert run.implementation == settings["implementation"]
         histories.append(metric_rows(run.folder))
@@ -124,9 +125,10 @@ def test_every_implementation_takes_the_same_steps(
 
 def test_pause_holds_and_resume_goes_on(make_run: Callable[..., Run]) -> None:
     run = make_run(steps=6)
-    run.subscribe(lambda: run.pause() if run.step == 2 and run.status == "running" else None)
+    unsubscribe = run.subscribe(lambda: run.pause() if run.step == 2 else None)
     run.start()
     _until(lambda: run.status == "paused")
+    unsubscribe()
     step = run.step
     time.sleep(0.3)
     assert run.step == step < 6
@@ -196,7 +198,7 @@ def test_a_failing_reward_ends_the_run_with_its_reason(make_run: Callable[..., R
             raise ZeroDivisionError("no such number")
         return length_reward(completions)
 
-    run = make_run(rewards=[breaks])
+    run = make_run(reward_functions=[breaks])
     run.start()
     with pytest.raises(RunFailedError, match="step 3 failed: ZeroDivisionError: no such number") as caught:
         run.wait()
@@ -313,7 +315,7 @@ def test_a_full_disk_ends_the_run_with_a_message(make_run: Callable[..., Run], t
 
 def test_answers_with_the_adapter_off_are_those_of_before(make_run: Callable[..., Run]) -> None:
     questions = ["Tom has 3 pens and buys 4 more. How many pens does Tom have?", "What is 2 + 2?"]
-    run = make_run(rewards=[length_reward], learning_rate=0.02)
+    run = make_run(reward_functions=[length_reward], learning_rate=0.02)
     before = run.generate(questions)
     assert run.generate(questions, adapter=False) == before
     run.start(background=False)
@@ -326,7 +328,7 @@ def test_memory_goes_back_after_a_failed_run(make_run: Callable[..., Run]) -> No
     def breaks(completions: list[Any], **_: Any) -> list[float]:
         raise ValueError("first batch")
 
-    run = make_run(rewards=[breaks])
+    run = make_run(reward_functions=[breaks])
     run.start()
     with pytest.raises(RunFailedError):
         run.wait()

@@ -1,0 +1,193 @@
+"""The live view of a run: charts and texts that follow it, and controls that steer it.
+
+The rules come from how JupyterLab and ipykernel 7 handle threads. Charts and texts are changed by one drawing thread
+only; controls are separate widgets that it never touches, since a message published on a control's channel could bind
+the control to a shell that a page reload ends. What a control does is set a plain value on the run. The drawing
+thread runs in a copy of the context of the cell that made it, so that its output stays with that cell.
+"""
+
+import base64
+import contextvars
+import threading
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from grpo_lab.widgets.panels import AMBER, BLUE, GREEN, GREY, run_panels
+from grpo_lab.widgets.picture import panels_png
+from grpo_lab.widgets.protocol import FINAL_STATUSES, RunView
+from grpo_lab.widgets.svg import panel_svg
+from grpo_lab.widgets.tables import RED, completions_table
+
+_STATUS_COLORS = {
+    "new": GREY, "running": BLUE, "paused": AMBER, "finished": GREEN, "stopped": AMBER, "failed": RED,
+}  # fmt: skip
+
+
+class Dashboard:
+    """Reward, memory, time, completions and controls of one run.
+
+    Args:
+        run: what is shown and steered.
+        refresh_hz: redraws a second at most, however fast the run steps; the last state is always drawn.
+
+    Raises:
+        ValueError: `refresh_hz` is not > 0.
+    """
+
+    def __init__(self, run: RunView, refresh_hz: float = 4.0) -> None:
+        if not refresh_hz > 0:
+            raise ValueError(f"refresh_hz must be > 0; got {refresh_hz!r}.")
+        self._run = run
+        self._gap_s = 1 / refresh_hz
+        self._handle: Any = None
+        self._changed = threading.Event()
+        self._drawn = threading.Event()
+        self._lock = threading.Lock()
+        self._status, self._charts, self._completions = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self._order = widgets.ToggleButtons(options=["lowest", "highest"], description="reward")
+        self._order.observe(lambda _: self._changed.set(), names="value")
+        self.chunk_slider = self._make_slider()
+        self.pause_button = widgets.ToggleButton(description="Pause", icon="pause", tooltip="hold at the next step")
+        self.pause_button.observe(lambda change: self._pause(change["new"]), names="value")
+        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="end at the next step boundary")
+        self.stop_button.on_click(lambda _: self._run.stop())
+        self.view = widgets.VBox(
+            [
+                self._status,
+                widgets.HBox([self.chunk_slider, self.pause_button, self.stop_button]),
+                self._charts,
+                self._order,
+                self._completions,
+            ]
+        )
+        self._unsubscribe: Callable[[], None] = run.subscribe(self._changed.set)
+        self._draw()
+
+    def _make_slider(self) -> widgets.SelectionSlider:
+        low, high = self._run.chunk_size_limits
+        sizes = {size for size in (2**power for power in range(4, 20)) if low <= size < high}
+        options = sorted(sizes | {high, self._run.chunk_size})
+        slider = widgets.SelectionSlider(
+            options=options,
+            value=self._run.chunk_size,
+            description="chunk size, tokens",
+            continuous_update=False,
+            style={"description_width": "initial"},
+            layout=widgets.Layout(width="420px"),
+        )
+        slider.observe(lambda change: setattr(self._run, "chunk_size", change["new"]), names="value")
+        return slider
+
+    def _pause(self, pressed: bool) -> None:
+        self._run.pause() if pressed else self._run.resume()
+
+    # Showing
+
+    def show(self) -> None:
+        """Display the view in the current cell, and follow the run until it ends."""
+        self._handle = display(self._bundle(), raw=True, display_id=True)
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._follow,), name="dashboard", daemon=True).start()
+
+    def wait(self) -> str:
+        """Wait for the run to end, then leave a picture of it in this cell; an interrupt stops the run cleanly.
+
+        The picture stays when the notebook is saved, exported or opened without a kernel.
+
+        Returns:
+            The final status.
+
+        Raises:
+            RuntimeError: training failed; what the run's `wait` raises.
+        """
+        try:
+            return self._run.wait()
+        finally:
+            self._changed.set()
+            self._drawn.wait(10 * self._gap_s if self._handle is not None else 0)
+            self._draw()
+            if self._handle is not None:
+                self._handle.update(self._bundle(), raw=True)
+            display({"image/png": self._png(), "text/plain": self._headline()}, raw=True)
+
+    def _bundle(self) -> dict[str, Any]:
+        bundle = dict(self.view._repr_mimebundle_())
+        return bundle | {"image/png": self._png(), "text/plain": self._headline()}
+
+    def _png(self) -> str:
+        panels = run_panels(self._run.history, self._run.memory_label)
+        return base64.b64encode(panels_png(panels, self._run.total_steps, self._headline())).decode()
+
+    # Drawing
+
+    def _follow(self) -> None:
+        try:
+            while True:
+                self._changed.wait(1.0)
+                over = self._run.status in FINAL_STATUSES
+                if self._changed.is_set() or over:
+                    self._changed.clear()
+                    self._draw()
+                if over:
+                    return
+                # The pace: whatever happened meanwhile is drawn together.
+                threading.Event().wait(self._gap_s)
+        finally:
+            self._unsubscribe()
+            self._drawn.set()
+
+    def _draw(self) -> None:
+        with self._lock:
+            panels = run_panels(self._run.history, self._run.memory_label)
+            charts = "".join(f"<div>{panel_svg(panel, self._run.total_steps)}</div>" for panel in panels)
+            self._status.value = self._status_html()
+            self._charts.value = (
+                '<div style="display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:6px 18px;'
+                f'color:var(--jp-ui-font-color1,inherit)">{charts}</div>'
+                '<div style="opacity:.7;font-size:11px">On policy the loss is about 0 by construction; the reward is '
+                "what learning moves, and the gradient norm says whether it moves.</div>"
+            )
+            table = completions_table(self._run.history.latest_completions, order=self._order.value)
+            self._completions.value = f'<div style="color:var(--jp-ui-font-color1,inherit)">{table}</div>'
+
+    def _headline(self) -> str:
+        run = self._run
+        parts = [f"{run.status}, step {run.step} of {run.total_steps}"]
+        _, rewards = run.history.series("reward")
+        if rewards:
+            window = min(10, len(rewards))
+            last = sum(rewards[-window:]) / window
+            parts.append(f"mean reward of the last {window} steps {last:.2f}")
+        left = self._seconds_left()
+        if left is not None:
+            parts.append(f"about {left:.0f} s left")
+        return "; ".join(parts)
+
+    def _seconds_left(self) -> float | None:
+        _, step_s = self._run.history.series("time/step_s")
+        if self._run.status not in ("running", "paused") or not step_s:
+            return None
+        recent = step_s[-10:]
+        return (self._run.total_steps - self._run.step) * sum(recent) / len(recent)
+
+    def _status_html(self) -> str:
+        run = self._run
+        color = _STATUS_COLORS.get(run.status, GREY)
+        share = 100 * run.step / max(1, run.total_steps)
+        lines = [
+            f'<div style="font-size:14px"><b style="color:{color}">●</b> {escape(self._headline())}</div>',
+            '<div style="height:6px;border-radius:3px;background:rgba(128,128,128,.25)">'
+            f'<div style="height:6px;border-radius:3px;width:{share:.1f}%;background:{color}"></div></div>',
+            f'<div style="opacity:.75;font-size:11px">head: {escape(run.implementation)} &nbsp; record: '
+            f"<code>{escape(str(run.folder))}</code> &nbsp; {escape(run.tracker_description)}<br>Controls act at the next "
+            "step boundary. While a cell waits they may not answer: Kernel &gt; Interrupt stops the run cleanly.</div>",
+        ]
+        lines += [f'<div style="color:{AMBER}">{escape(notice)}</div>' for notice in run.notices]
+        if run.error is not None:
+            message = f"{type(run.error).__name__}: {run.error}"
+            lines.append(f'<div style="color:{RED};font-weight:600">{escape(message)}</div>')
+        return f'<div style="color:var(--jp-ui-font-color1,inherit);line-height:1.5">{"".join(lines)}</div>'

@@ -1,0 +1,149 @@
+"""Panels drawn as SVG text: no front-end code, one string that a page reload brings back by itself."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from grpo_lab.widgets.panels import Line, Panel, thinned
+
+WIDTH, HEIGHT = 560, 232
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 52, 44, 24
+_BUCKETS = 300
+_HOVER_POINTS = 60
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    gap = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / gap - 1e-9)
+    last = math.floor(high / gap + 1e-9)
+    return [n * gap for n in range(first, last + 1)]
+
+
+class _Frame:
+    """From steps and values to pixels."""
+
+    def __init__(self, panel: Panel, total_steps: int) -> None:
+        lows = [v - s for line in panel.lines for v, s in zip(line.values, _spread(line), strict=True)]
+        highs = [v + s for line in panel.lines for v, s in zip(line.values, _spread(line), strict=True)]
+        low, high = panel.limits or (min([0.0, *lows]), max(highs, default=1.0) * 1.08)
+        self.low, self.high = low, high if high > low else low + 1
+        self.last_step = max([total_steps, 2, *(line.steps[-1] for line in panel.lines)])
+        right = panel.right.values if panel.right else [1.0]
+        self.right_low = math.floor(math.log2(min(right))) - 0.5
+        self.right_high = math.ceil(math.log2(max(right))) + 0.5
+
+    def x(self, step: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - 1) / (self.last_step - 1)
+
+    def y(self, value: float) -> float:
+        part = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * part
+
+    def y_right(self, value: float) -> float:
+        part = (math.log2(value) - self.right_low) / (self.right_high - self.right_low)
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * part
+
+
+def _spread(line: Line) -> Sequence[float]:
+    return line.spread or [0.0] * len(line.values)
+
+
+def panel_svg(panel: Panel, total_steps: int) -> str:
+    """One panel as an `<svg>` element; its text takes the colour of the page, so it reads on light and dark.
+
+    Args:
+        panel: lines and units.
+        total_steps: right end of the axis.
+    """
+    frame = _Frame(panel, total_steps)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_summary(panel))}" '
+        'style="width:100%;height:auto;font:11px system-ui,sans-serif" fill="currentColor">',
+        f'<text x="4" y="14" font-size="13" font-weight="600">{escape(panel.title)}</text>',
+        *_axes(panel, frame),
+    ]
+    if not panel.lines:
+        middle = (WIDTH / 2, HEIGHT / 2)
+        parts.append(f'<text x="{middle[0]}" y="{middle[1]}" text-anchor="middle" opacity="0.6">no steps yet</text>')
+    if panel.right:
+        parts.append(_path(thinned(panel.right, _BUCKETS), frame, frame.y_right, dashed=True))
+    for line in panel.lines:
+        shown = thinned(line, _BUCKETS)
+        parts += [_band(shown, frame), _path(shown, frame, frame.y), _hover(line, panel.unit, frame)]
+    return "".join([*parts, *_legend(panel), "</svg>"])
+
+
+def _summary(panel: Panel) -> str:
+    said = [f"{line.name} {_number(line.values[-1])}{panel.unit} at step {line.steps[-1]}" for line in panel.lines]
+    return f"{panel.title}: {', '.join(said) or 'no steps yet'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _axes(panel: Panel, frame: _Frame) -> list[str]:
+    right_end, floor = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    parts = []
+    for value in ticks(frame.low, frame.high):
+        y = frame.y(value)
+        parts.append(f'<line x1="{_LEFT}" x2="{right_end}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity="0.13"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" opacity="0.75">{_number(value)}</text>')
+    for value in ticks(1, frame.last_step, 6):
+        if value >= 1:
+            parts.append(f'<text x="{frame.x(value):.1f}" y="{floor + 15}" text-anchor="middle" opacity="0.75">{_number(value)}</text>')
+    parts.append(f'<text x="{WIDTH}" y="{floor + 15}" text-anchor="end" opacity="0.75">step</text>')
+    if panel.right:
+        low, high = math.ceil(frame.right_low), math.floor(frame.right_high)
+        for power in range(low, high + 1, max(1, (high - low) // 4)):
+            y = frame.y_right(2.0**power)
+            parts.append(f'<text x="{right_end + 6}" y="{y + 4:.1f}" fill="{panel.right.color}">{_number(2.0**power)}</text>')
+    return parts
+
+
+def _path(line: Line, frame: _Frame, height: object, *, dashed: bool = False) -> str:
+    assert callable(height)
+    points = [(frame.x(step), height(value)) for step, value in zip(line.steps, line.values, strict=True)]
+    drawn = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+    for x, y in points[1:]:
+        drawn.append(f"H{x:.1f}V{y:.1f}" if line.stepped else f"L{x:.1f} {y:.1f}")
+    dash = ' stroke-dasharray="5 3"' if dashed else ""
+    dot = f'<circle cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="{line.width + 0.6}" fill="{line.color}"/>'
+    return f'<path d="{"".join(drawn)}" fill="none" stroke="{line.color}" stroke-width="{line.width}" stroke-linejoin="round"{dash}/>{dot}'
+
+
+def _band(line: Line, frame: _Frame) -> str:
+    if not line.spread:
+        return ""
+    rows = list(zip(line.steps, line.values, line.spread, strict=True))
+    upper = [f"{frame.x(step):.1f},{frame.y(value + spread):.1f}" for step, value, spread in rows]
+    lower = [f"{frame.x(step):.1f},{frame.y(value - spread):.1f}" for step, value, spread in reversed(rows)]
+    return f'<polygon points="{" ".join(upper + lower)}" fill="{line.color}" opacity="0.15"/>'
+
+
+def _hover(line: Line, unit: str, frame: _Frame) -> str:
+    """Invisible dots that say step and value under the pointer."""
+    gap = max(1, len(line.values) // _HOVER_POINTS)
+    chosen = list(zip(line.steps, line.values, strict=True))[::-1][::gap]
+    return "".join(
+        f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="5" opacity="0">'
+        f"<title>step {step}: {escape(line.name)} {_number(value)}{unit}</title></circle>"
+        for step, value in chosen
+    )
+
+
+def _legend(panel: Panel) -> list[str]:
+    parts, x = [], _LEFT
+    entries = [(line, panel.unit) for line in panel.lines]
+    entries += [(panel.right, panel.right_unit)] if panel.right else []
+    for line, unit in entries:
+        label = f"{line.name} {_number(line.values[-1])}{unit}"
+        parts.append(f'<rect x="{x}" y="25" width="10" height="4" rx="2" fill="{line.color}"/>')
+        parts.append(f'<text x="{x + 14}" y="31">{escape(label)}</text>')
+        x += 14 + round(5.9 * len(label)) + 14
+    return parts
