@@ -37,7 +37,8 @@ class LMHead:
 
 
 def _base_model(model: nn.Module) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    unwrap = getattr(model, "get_base_model", None)
+    return model if unwrap is None else unwrap()
 
 
 def _current_module(module: Any) -> Any:
@@ -127,13 +128,14 @@ def check_head(model: nn.Module) -> LMHead:
 def _probe(base: Any, head: LMHead) -> float:
     """Largest difference between the model's own log-probs and those of `head`, in nats."""
     ids = torch.arange(_PROBE_TOKENS, device=head.weight.device)[None] % head.weight.size(0)
-    was_training = base.training
+    training_modules = [module for module in base.modules() if module.training]
     base.eval()
     try:
         hidden_states = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
         own = base(input_ids=ids, use_cache=False).logits
     finally:
-        base.train(was_training)
+        for module in training_modules:
+            module.training = True
     logits = hidden_states.float() @ head.weight.float().T
     if head.bias is not None:
         logits = logits + head.bias.float()
