@@ -161,9 +161,7 @@ def attempt(step: str, commands: list[Command], *, verbose: bool) -> None:
     start_s, output = time.monotonic(), ""
     stdout = None if verbose else subprocess.PIPE
     for command in commands:
-        done = subprocess.run(
-            command, cwd=ROOT, check=False, text=True, stdout=stdout, stderr=subprocess.STDOUT
-        )
+        done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=stdout, stderr=subprocess.STDOUT)
         if done.returncode == 0:
             say(f"{step}: done in {time.monotonic() - start_s:.0f} s")
             return

@@ -11,11 +11,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     Args:
         package: its `__name__`.
         homes: module of each public name.
+
+    Returns:
+        A function that imports the module of a name and returns what it finds there.
     """
 
-    def __getattr__(name: str) -> Any:
+    def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    return __getattr__
+    return load

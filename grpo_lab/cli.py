@@ -41,7 +41,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `grpo-lab`."""
-    parser = argparse.ArgumentParser(prog="grpo-lab", description="Memory-efficient RL fine-tuning, seen at every step.")
+    parser = argparse.ArgumentParser(
+        prog="grpo-lab", description="Memory-efficient RL fine-tuning, seen at every step."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train from the command line and write a run folder")
     _add_settings(train)
@@ -62,7 +64,9 @@ def _progress_line(run: Any) -> str:
         ("chunk", "loss/chunk_size", " tokens"),
     ):
         if name in row:
-            parts.append(f"{label} {row[name]:.3g}{unit}" if name != "loss/chunk_size" else f"{label} {row[name]}{unit}")
+            parts.append(
+                f"{label} {row[name]:.3g}{unit}" if name != "loss/chunk_size" else f"{label} {row[name]}{unit}"
+            )
     return "  ".join(parts)
 
 

@@ -48,9 +48,7 @@ def doctor(folder: Path | None = None) -> list[Finding]:
     Returns:
         The findings, in the order in which they matter.
     """
-    python = Finding(
-        "python", "ok", f"{platform.python_version()} at {sys.executable}, grpo_lab {__version__}"
-    )
+    python = Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, grpo_lab {__version__}")
     return [python, *_torch(), *_packages(), _model(), _jupyter(), _wandb(), _disk(folder or Path.cwd())]
 
 
@@ -67,9 +65,7 @@ def _torch() -> Iterator[Finding]:
             device = torch.cuda.get_device_properties(index)
             yield Finding("gpu", "ok", f"{index}: {device.name}, {device.total_memory / GIB:.0f} GiB")
     elif shutil.which("nvidia-smi"):
-        yield Finding(
-            "gpu", "note", "nvidia-smi is there, but this torch sees no GPU. Install a CUDA build of torch."
-        )
+        yield Finding("gpu", "note", "nvidia-smi is there, but this torch sees no GPU. Install a CUDA build of torch.")
     else:
         yield Finding("gpu", "note", "none that torch can use; runs take the CPU")
     yield _kernels("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,9 +95,7 @@ def _packages() -> Iterator[Finding]:
 def _model() -> Finding:
     weights = files("grpo_lab") / "models" / "tiny" / "model.safetensors"
     if not weights.is_file():
-        return Finding(
-            "model", "missing", "the shipped model 'tiny' is not in this installation. Install it again."
-        )
+        return Finding("model", "missing", "the shipped model 'tiny' is not in this installation. Install it again.")
     return Finding("model", "ok", "'tiny' is shipped with the package; no download")
 
 
@@ -109,9 +103,7 @@ def _jupyter() -> Finding:
     absent = [name for name in ("jupyterlab", "ipykernel", "ipywidgets", "matplotlib") if not installed(name)]
     if absent:
         return Finding("notebooks", "note", f"{', '.join(absent)} not installed: pip install 'grpo-lab[lab]'")
-    return Finding(
-        "notebooks", "ok", f"jupyterlab {installed('jupyterlab')}, ipykernel {installed('ipykernel')}"
-    )
+    return Finding("notebooks", "ok", f"jupyterlab {installed('jupyterlab')}, ipykernel {installed('ipykernel')}")
 
 
 def _wandb() -> Finding:
@@ -122,9 +114,7 @@ def _wandb() -> Finding:
         return Finding("wandb", "ok", f"{found}, WANDB_MODE is {mode!r}")
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     if "WANDB_API_KEY" in os.environ or (netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace")):
-        return Finding(
-            "wandb", "ok", f"{found}, an API key is stored: runs go online where the server answers"
-        )
+        return Finding("wandb", "ok", f"{found}, an API key is stored: runs go online where the server answers")
     return Finding("wandb", "ok", f"{found}, no API key: runs are offline; to store one: wandb login")
 
 

@@ -58,9 +58,7 @@ def turn_news_off(settings: Path) -> None:
 
 def has_browser() -> bool:
     """Whether a browser window can be opened from here."""
-    if sys.platform.startswith("linux") and not (
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    ):
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     try:
         webbrowser.get()
@@ -108,9 +106,7 @@ def open_tutorial(arguments: Sequence[str]) -> int:
     turn_news_off(Path(get_app_dir()) / "settings")
     print(f"Your copy: {tutorial} (delete it to get a new one). Stop JupyterLab with Ctrl-C.", flush=True)
     as_root = hasattr(os, "geteuid") and os.geteuid() == 0
-    LabApp.launch_instance(
-        [*lab_arguments(tutorial, ROOT, browser=has_browser(), as_root=as_root), *arguments]
-    )
+    LabApp.launch_instance([*lab_arguments(tutorial, ROOT, browser=has_browser(), as_root=as_root), *arguments])
     return 0
 
 
@@ -150,15 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="lab.py", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
-        "tutorial", help="open the tutorial in JupyterLab; further arguments go to jupyter lab"
-    )
+    commands.add_parser("tutorial", help="open the tutorial in JupyterLab; further arguments go to jupyter lab")
     run = commands.add_parser("run", help="execute a notebook without a browser")
     run.add_argument("parameters", nargs="*", type=parameter, help="name=value of notebook parameters")
     run.add_argument("--notebook", type=Path, default=NOTEBOOKS / TUTORIAL, help="the notebook (%(default)s)")
-    run.add_argument(
-        "--output-dir", type=Path, default=WORK / "executed", help="for all results (%(default)s)"
-    )
+    run.add_argument("--output-dir", type=Path, default=WORK / "executed", help="for all results (%(default)s)")
     options, rest = parser.parse_known_args(arguments)
     try:
         if options.command == "tutorial":

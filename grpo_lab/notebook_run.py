@@ -142,9 +142,7 @@ def execute(
         client.execute()
     except CellExecutionError as error:
         first = str(error.evalue).strip().splitlines()
-        raise NotebookFailedError(
-            ": ".join([f"{path.name}, cell {current}", error.ename, *first[:1]])
-        ) from None
+        raise NotebookFailedError(": ".join([f"{path.name}, cell {current}", error.ename, *first[:1]])) from None
     except DeadKernelError as error:
         raise NotebookFailedError(f"{path.name}, cell {current}: {error}") from None
     except CellTimeoutError:
@@ -195,18 +193,15 @@ def summary_table(folders: list[Path]) -> str:
     """
     lines = [f"{'run':36}{'steps':>6}{'first reward':>14}{'last reward':>13}{'time':>9}{'peak memory':>13}"]
     for folder in folders:
-        history = History.load(folder)
-        _, rewards = history.series("reward")
-        _, peaks = history.series("memory/peak_mib")
-        if not rewards:
+        summary = History.load(folder).summary()
+        if "reward_first" not in summary:
             lines.append(f"{folder.name:36}{0:6}")
             continue
-        window = min(10, len(rewards))
-        first, last = sum(rewards[:window]) / window, sum(rewards[-window:]) / window
-        time_s = history.rows[-1]["time_s"]
-        peak = f"{max(peaks):.0f} MiB" if peaks else "not measured"
-        steps = history.rows[-1]["step"]
-        lines.append(f"{folder.name:36}{steps:6}{first:14.3f}{last:13.3f}{time_s:7.0f} s{peak:>13}")
+        peak = f"{summary['peak_mib']:.0f} MiB" if "peak_mib" in summary else "not measured"
+        lines.append(
+            f"{folder.name:36}{summary['steps']:6}{summary['reward_first']:14.3f}{summary['reward_last']:13.3f}"
+            f"{summary['seconds']:7.0f} s{peak:>13}"
+        )
     return "\n".join(lines)
 
 
@@ -251,9 +246,7 @@ class Progress:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            if (step := self._training()) and (
-                sys.stdout.isatty() or time.monotonic() > self._shown_s + QUIET_S
-            ):
+            if (step := self._training()) and (sys.stdout.isatty() or time.monotonic() > self._shown_s + QUIET_S):
                 self._show(f"{self._cell}  {step}")
 
     def _training(self) -> str:

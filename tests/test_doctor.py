@@ -18,9 +18,7 @@ def findings():
 
 def test_nothing_is_missing_here(findings):
     assert [finding for finding in findings.values() if finding.level == "missing"] == []
-    assert {"python", "torch", "gpu", "kernels", "trl", "model", "notebooks", "wandb", "disk"} <= set(
-        findings
-    )
+    assert {"python", "torch", "gpu", "kernels", "trl", "model", "notebooks", "wandb", "disk"} <= set(findings)
 
 
 def test_the_kernels_named_are_those_that_auto_takes(findings):

@@ -54,9 +54,7 @@ def test_news_are_off_and_settings_of_the_user_stay(tmp_path):
 @pytest.mark.parametrize("browser", [True, False])
 @pytest.mark.parametrize("as_root", [True, False])
 def test_lab_is_told_of_a_missing_browser_and_of_root(tmp_path, browser, as_root):
-    arguments = launch.lab_arguments(
-        tmp_path / "work" / "a.ipynb", tmp_path, browser=browser, as_root=as_root
-    )
+    arguments = launch.lab_arguments(tmp_path / "work" / "a.ipynb", tmp_path, browser=browser, as_root=as_root)
     assert "--LabApp.default_url=/lab/tree/work/a.ipynb" in arguments
     assert ("--no-browser" in arguments) == (not browser)
     assert ("--allow-root" in arguments) == as_root
@@ -103,9 +101,7 @@ def test_a_notebook_that_is_not_there_is_one_line(tmp_path, capsys):
 
 
 def test_results_that_cannot_be_written_are_one_line(notebooks, tmp_path, capsys):
-    cells = [
-        nbformat.v4.new_code_cell("background = True\noutput_dir = 0", metadata={"tags": ["parameters"]})
-    ]
+    cells = [nbformat.v4.new_code_cell("background = True\noutput_dir = 0", metadata={"tags": ["parameters"]})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), notebooks / "00_tutorial.ipynb")
     (tmp_path / "file").touch()
     arguments = ["--notebook", str(notebooks / "00_tutorial.ipynb"), "--output-dir", str(tmp_path / "file")]

@@ -21,8 +21,7 @@ import grpo_lab
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT, CONSTRAINTS, ENVIRONMENT = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in ("pyproject.toml", "constraints.txt", "environment.yml")
+    (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "constraints.txt", "environment.yml")
 )
 BY_LAB = {"torch", "triton"}  # lab.py chooses their build, so no version is fixed here
 

@@ -90,9 +90,7 @@ def test_torch_build_fits_the_machine(lab, system, gpu, cpu_index, uv, by_pip):
     *first, last = lab.torch_commands(lab.Machine(system, gpu, cpu_index, uv))
     assert last == lab.pip_install(*by_pip)
     assert first == (
-        [["uv", "pip", "install", "--python", str(lab.PYTHON), "--torch-backend=auto", "torch>=2.11"]]
-        if uv
-        else []
+        [["uv", "pip", "install", "--python", str(lab.PYTHON), "--torch-backend=auto", "torch>=2.11"]] if uv else []
     )
 
 

@@ -35,9 +35,7 @@ def lora_config(
     from peft import LoraConfig, TaskType
 
     if isinstance(r, bool) or not isinstance(r, int) or r < 1:
-        raise ValueError(
-            f"r (the rank of the adapter) must be an integer >= 1; got {r!r}. Common values are 8 to 64."
-        )
+        raise ValueError(f"r (the rank of the adapter) must be an integer >= 1; got {r!r}. Common values are 8 to 64.")
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha (the adapter's scale is alpha / r) must be a number > 0; got {alpha!r}.")
     if not 0 <= dropout < 1:
@@ -48,6 +46,4 @@ def lora_config(
             f"got {target_modules!r}, which adapts nothing."
         )
     modules = target_modules if isinstance(target_modules, str) else list(target_modules)
-    return LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=r, lora_alpha=alpha, target_modules=modules, lora_dropout=dropout
-    )
+    return LoraConfig(task_type=TaskType.CAUSAL_LM, r=r, lora_alpha=alpha, target_modules=modules, lora_dropout=dropout)

@@ -59,9 +59,7 @@ def _convert(file: Path, folder: Path) -> None:
         raise RuntimeError(f"reading {file} needs the package gguf: pip install 'grpo-lab[gguf]'")
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        dequantised = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32
-        )
+        dequantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     except (ValueError, OSError, NotImplementedError) as error:
         raise ValueError(f"{file} cannot be read as a GGUF model: {error}") from error
     config = dequantised.config

@@ -85,9 +85,7 @@ def _device(device: torch.device | str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"device is {str(device)!r}, but torch sees no CUDA device here. Use device='cpu'."
-        )
+        raise RuntimeError(f"device is {str(device)!r}, but torch sees no CUDA device here. Use device='cpu'.")
     return device
 
 

@@ -128,6 +128,12 @@ def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
     Entries may span words (" How many", " more."), which shortens the texts and fills a vocabulary large enough for
     the LM head to weigh in a step's memory.
+
+    Args:
+        recipe: its vocabulary, seed and number of texts.
+
+    Returns:
+        The tokenizer, with its special tokens and chat template.
     """
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -250,6 +256,9 @@ def accuracy(
         greedy: the likeliest token each time, else sampled at temperature 1.
         seed: of problems and sampling.
         batch_size: problems answered together.
+
+    Returns:
+        From 0 to 1.
     """
     torch.manual_seed(seed)
     stream = generate_problems(seed, "test")

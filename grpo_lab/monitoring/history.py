@@ -39,9 +39,7 @@ class History:
             return
         for file in self._open(folder):
             if file.path.exists():
-                raise ValueError(
-                    f"folder: {folder} holds a {file.path.name} already. Go on from it with History.load."
-                )
+                raise ValueError(f"folder: {folder} holds a {file.path.name} already. Go on from it with History.load.")
 
     def _open(self, folder: Path) -> tuple[JsonLines, JsonLines]:
         if not folder.is_dir():
@@ -86,6 +84,28 @@ class History:
     def names(self) -> list[str]:
         """Names of all metrics so far, in order of their first appearance, without `step`."""
         return [name for name in dict.fromkeys(name for row in self.rows for name in row) if name != "step"]
+
+    def summary(self, window: int = 10) -> dict[str, float]:
+        """A run in a few numbers: means of its first and last steps, time and highest peak.
+
+        Args:
+            window: steps averaged at either end, or as many as there are.
+
+        Returns:
+            `steps`, `reward_first`, `reward_last`, `seconds` and `peak_mib`; what was not measured is absent.
+        """
+        steps, rewards = self.series("reward")
+        _, peaks = self.series("memory/peak_mib")
+        summary: dict[str, float] = {}
+        if rewards:
+            count = min(window, len(rewards))
+            summary["steps"] = steps[-1]
+            summary["reward_first"] = sum(rewards[:count]) / count
+            summary["reward_last"] = sum(rewards[-count:]) / count
+            summary["seconds"] = self.rows[-1]["time_s"]
+        if peaks:
+            summary["peak_mib"] = max(peaks)
+        return summary
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """One metric over the steps.

@@ -210,9 +210,7 @@ class _StorageCounter(TorchDispatchMode):
             return
         try:
             storage = tensor.untyped_storage()
-        except (
-            NotImplementedError
-        ):  # a sparse or wrapped tensor; the tensors inside it are seen for themselves
+        except NotImplementedError:  # a sparse or wrapped tensor; the tensors inside it are seen for themselves
             return
         key, size_bytes = id(storage), storage.nbytes()  # the object lives as long as the memory
         with self._lock:

@@ -258,6 +258,9 @@ def generate_problems(seed: int = 0, split: str = "train") -> Iterator[Problem]:
         seed: of the sequence.
         split: `"train"` or `"test"`.
 
+    Returns:
+        An endless iterator.
+
     Raises:
         ValueError: no such split.
     """

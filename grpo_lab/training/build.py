@@ -22,6 +22,12 @@ REWARD_FUNCTIONS: dict[str, Callable[..., list[float]]] = {
 def torch_device(config: RunConfig) -> torch.device:
     """The device that a run trains on.
 
+    Args:
+        config: its `device`; none means CUDA where there is one.
+
+    Returns:
+        The device.
+
     Raises:
         RunConfigError: CUDA was asked for and there is none.
     """
@@ -104,9 +110,7 @@ def build_trainer(
             reward_funcs=rewards or [REWARD_FUNCTIONS[name] for name in config.rewards],
             train_dataset=dataset,
             processing_class=tokenizer,
-            peft_config=lora_config(
-                r=config.lora_r, alpha=config.lora_alpha, target_modules=config.target_modules()
-            ),
+            peft_config=lora_config(r=config.lora_r, alpha=config.lora_alpha, target_modules=config.target_modules()),
             meter=meter,
         )
     except (ValueError, RuntimeError) as error:

@@ -29,6 +29,9 @@ def resolve_implementation(name: str, device: torch.device) -> str:
         name: one of `"auto"`, `"triton"`, `"torch"`, `"reference"`.
         device: where the hidden states live.
 
+    Returns:
+        `"triton"`, `"torch"` or `"reference"`.
+
     Raises:
         ValueError: `name` is none of these.
         RuntimeError: `"triton"` was asked for where it cannot run.
@@ -97,8 +100,9 @@ def score_tokens(
     }
     if settings.implementation == "reference":
         logps, entropies = objectives.per_token_logps(hidden_states, head.weight, token_ids, **options)
+        assert entropies is not None, "asked for above"
         return logps, entropies if settings.entropies_require_grad else entropies.detach()
-    return kernels.per_token_logps(
+    logps, entropies = kernels.per_token_logps(
         hidden_states,
         head.weight,
         token_ids,
@@ -107,6 +111,8 @@ def score_tokens(
         entropies_require_grad=settings.entropies_require_grad,
         **options,
     )
+    assert entropies is not None, "asked for above"
+    return logps, entropies
 
 
 def attach_chunked_head(
@@ -126,9 +132,7 @@ def attach_chunked_head(
 
     # The class's signature stays visible: `generate` checks its keyword arguments against it.
     @functools.wraps(type(model).forward)
-    def forward(
-        self: Any, *args: Any, fused_lm_head: bool = False, labels: Tensor | None = None, **kwargs: Any
-    ) -> Any:
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Tensor | None = None, **kwargs: Any) -> Any:
         if not fused_lm_head:
             if labels is not None:
                 kwargs["labels"] = labels
@@ -146,4 +150,4 @@ def attach_chunked_head(
             log_probs, entropies = score_tokens(hidden_states, read_head(self), next_ids, next_ids != -100, current)
         return ChunkedHeadOutput(log_probs=log_probs, entropy=entropies)
 
-    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    model.forward = types.MethodType(forward, model)

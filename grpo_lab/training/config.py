@@ -102,9 +102,7 @@ class RunConfig:
                 raise RunConfigError(f"{name} must be one of {listed}; got {getattr(self, name)!r}.")
         unknown = set(self.rewards) - set(REWARDS)
         if unknown or not self.rewards:
-            raise RunConfigError(
-                f"rewards must give a weight to some of {', '.join(REWARDS)}; got {self.rewards!r}."
-            )
+            raise RunConfigError(f"rewards must give a weight to some of {', '.join(REWARDS)}; got {self.rewards!r}.")
 
     def _check_fit(self) -> None:
         completions = self.completions_per_step
@@ -133,6 +131,12 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """The settings that `to_dict` wrote.
+
+        Args:
+            values: names and values; what is absent keeps its default.
+
+        Returns:
+            The settings.
 
         Raises:
             RunConfigError: a key is not a setting (the closest names are listed), or a value is out of range.

@@ -29,6 +29,13 @@ def package_versions() -> dict[str, str]:
 def new_folder(output_dir: str, label: str) -> Path:
     """Make `output_dir/<UTC time>-<label>`, numbered where it exists already.
 
+    Args:
+        output_dir: made where it does not exist.
+        label: end of the folder's name.
+
+    Returns:
+        The new folder, absolute.
+
     Raises:
         RunConfigError: the folder cannot be made or written to.
     """
@@ -82,6 +89,12 @@ class RunRecord:
     def load(cls, folder: Path) -> "RunRecord":
         """Read the record of a run.
 
+        Args:
+            folder: the run's folder.
+
+        Returns:
+            The record, ready to be updated.
+
         Raises:
             RunConfigError: there is none, or it is not readable.
         """
@@ -99,6 +112,12 @@ def latest_checkpoint(folder: Path) -> tuple[int, Path] | None:
     """The last whole checkpoint of a run as (optimizer step, path), or `None`.
 
     The trainer writes `trainer_state.json` last, so a checkpoint that a crash cut short has none, or a broken one.
+
+    Args:
+        folder: the run's folder.
+
+    Returns:
+        Its optimizer step and its folder.
     """
     found = []
     for path in (folder / CHECKPOINTS_NAME).glob("checkpoint-*"):

@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ import torch
 from transformers import set_seed
 
 from grpo_lab.monitoring import History, MemoryMeter, Tracker, open_tracker
+from grpo_lab.training.answers import generate_answers
 from grpo_lab.training.build import build_trainer, torch_device
 from grpo_lab.training.config import RunConfig
 from grpo_lab.training.errors import RunConfigError, RunFailedError
@@ -66,9 +67,7 @@ class Run:
     def __init__(self, config: RunConfig, *, rewards: list[Callable[..., list[float]]] | None = None) -> None:
         self._set_up(config, rewards, folder=None)
 
-    def _set_up(
-        self, config: RunConfig, rewards: list[Callable[..., list[float]]] | None, folder: Path | None
-    ) -> None:
+    def _set_up(self, config: RunConfig, rewards: list[Callable[..., list[float]]] | None, folder: Path | None) -> None:
         self.config = config
         self.status = "new"
         self.step = 0
@@ -119,6 +118,9 @@ class Run:
             folder: a run's folder.
             steps: total optimizer steps, where more (or fewer) than before are wanted.
             rewards: as for `Run`; needed again where they were given.
+
+        Returns:
+            The run, not started.
 
         Raises:
             RunConfigError: `folder` is not a run's folder, or its settings cannot be used any more.
@@ -308,7 +310,7 @@ class Run:
         except KeyboardInterrupt:
             self.status = "stopped"
             self.notices.append(f"interrupted inside step {self.step + 1}; its work is lost, earlier steps are kept")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - any failure ends in the record and is raised by wait()
             self.status, self.error = "failed", error
             self._write_error(error)
         finally:
@@ -363,7 +365,7 @@ class Run:
                     "completion": _text(scored["completion"]),
                     "reward": sum(weights[name] * value for name, value in values.items() if not math.isnan(value)),
                     "advantage": scored["advantage"],
-                    "reason": scored.get("reason", ""),
+                    "reason": scored.get("reason") or scored.get("lenient_reason", ""),
                 }
             )
         return rows
@@ -379,7 +381,9 @@ class Run:
             for name in self._trainer.reward_func_names:
                 values = {row.get(f"rewards/{name}/mean") for row in rows} - {None}
                 if len(values) == 1:
-                    self._notice(f"{name} was {values.pop():g} on each of the first {self.step} steps: it teaches nothing")
+                    self._notice(
+                        f"{name} was {values.pop():g} on each of the first {self.step} steps: it teaches nothing"
+                    )
 
     def _notice(self, text: str) -> None:
         kind = text.split(":", 1)[-1]
@@ -403,7 +407,7 @@ class Run:
         for last_duty in (self._end_tracker, self._end_record, self._free_memory):
             try:
                 last_duty()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - each last duty gets its turn
                 self.notices.append(f"at the end: {type(error).__name__}: {error}")
                 self.error = self.error or error
                 self.status = "failed"
@@ -442,29 +446,16 @@ class Run:
         )
 
     def summary(self) -> dict[str, float]:
-        """First and last reward (means of up to 10 steps), steps, seconds and highest peak memory so far.
+        """Steps, first and last reward (means of up to 10 steps), seconds and highest peak memory so far.
 
         Returns:
             What was measured, by name; what was not is absent.
         """
-        _, rewards = self.history.series("reward")
-        _, peaks = self.history.series("memory/peak_mib")
-        summary: dict[str, float] = {"steps": self.step}
-        if rewards:
-            window = min(10, len(rewards))
-            summary["reward_first"] = sum(rewards[:window]) / window
-            summary["reward_last"] = sum(rewards[-window:]) / window
-            summary["seconds"] = self.history.rows[-1]["time_s"]
-        if peaks:
-            summary["peak_mib"] = max(peaks)
-        return summary
+        return self.history.summary()
 
     # The model's answers
 
-    @torch.no_grad()
-    def generate(
-        self, questions: list[str], *, adapter: bool = True, greedy: bool = True, seed: int = 0
-    ) -> list[str]:
+    def generate(self, questions: list[str], *, adapter: bool = True, greedy: bool = True, seed: int = 0) -> list[str]:
         """Answers of the model to `questions`, before or after training.
 
         Args:
@@ -481,28 +472,15 @@ class Run:
         """
         if self.status in ("running", "paused"):
             raise RuntimeError("generate() waits for the training thread to end: call wait() or stop() first.")
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        was_training = model.training
-        prompts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            )
-            for question in questions
-        ]
-        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
-        inputs = inputs.to(model.device)
-        sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": self.config.temperature}
-        model.eval()
-        try:
-            with nullcontext() if adapter else model.disable_adapter(), torch.random.fork_rng():
-                torch.manual_seed(seed)
-                ids = model.generate(**inputs, max_new_tokens=self.config.max_completion_length, **sampling)
-        finally:
-            model.train(was_training)
-        answers: list[str] = self.tokenizer.batch_decode(
-            ids[:, inputs["input_ids"].size(1) :], skip_special_tokens=True
+        return generate_answers(
+            self._trainer.accelerator.unwrap_model(self._trainer.model),
+            self.tokenizer,
+            questions,
+            adapter=adapter,
+            max_new_tokens=self.config.max_completion_length,
+            temperature=None if greedy else self.config.temperature,
+            seed=seed,
         )
-        return answers
 
 
 def _text(message: str | list[dict[str, Any]]) -> str:

@@ -200,9 +200,11 @@ class ChunkedGRPOTrainer(GRPOTrainer):
             torch.cuda.synchronize(self.accelerator.device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's step on one micro-batch, with peak memory and time of the loss pass taken around it."""
         # `_prepare_inputs`, called first inside, opens the measurement once the rollout is there.
         with ExitStack() as self._pass_stack:
-            return super().training_step(*args, **kwargs)
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+        return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
@@ -232,6 +234,7 @@ class ChunkedGRPOTrainer(GRPOTrainer):
         ]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """TRL's optimizer, refused where it would train nothing."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         check_trainable(self.model, optimizer)
         return optimizer

@@ -178,13 +178,17 @@ class Dashboard:
         run = self._run
         color = _STATUS_COLORS.get(run.status, GREY)
         share = 100 * run.step / max(1, run.total_steps)
+        bar = f"height:6px;border-radius:3px;width:{share:.1f}%;background:{color}"
+        facts = (f"head: {run.implementation}", f"record: {run.folder}", run.tracker_description)
+        hint = (
+            "Controls act at the next step boundary. While a cell waits they may not answer: "
+            "Kernel > Interrupt stops the run cleanly."
+        )
+        small = '<div style="opacity:.75;font-size:11px">'
         lines = [
             f'<div style="font-size:14px"><b style="color:{color}">●</b> {escape(self._headline())}</div>',
-            '<div style="height:6px;border-radius:3px;background:rgba(128,128,128,.25)">'
-            f'<div style="height:6px;border-radius:3px;width:{share:.1f}%;background:{color}"></div></div>',
-            f'<div style="opacity:.75;font-size:11px">head: {escape(run.implementation)} &nbsp; record: '
-            f"<code>{escape(str(run.folder))}</code> &nbsp; {escape(run.tracker_description)}<br>Controls act at the next "
-            "step boundary. While a cell waits they may not answer: Kernel &gt; Interrupt stops the run cleanly.</div>",
+            f'<div style="border-radius:3px;background:rgba(128,128,128,.25)"><div style="{bar}"></div></div>',
+            f"{small}{escape('   '.join(facts))}</div>{small}{escape(hint)}</div>",
         ]
         lines += [f'<div style="color:{AMBER}">{escape(notice)}</div>' for notice in run.notices]
         if run.error is not None:

@@ -105,6 +105,9 @@ def thinned(line: Line, buckets: int) -> Line:
     Args:
         line: any length.
         buckets: parts of equal length that the points are split into.
+
+    Returns:
+        A line with at most `2 * buckets` points.
     """
     count = len(line.values)
     if count <= 2 * buckets:

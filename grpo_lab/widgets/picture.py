@@ -5,10 +5,10 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from grpo_lab.widgets.panels import Line, Panel
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from grpo_lab.widgets.panels import Line, Panel
 
 
 def panels_png(panels: list[Panel], total_steps: int, headline: str) -> bytes:
@@ -18,6 +18,9 @@ def panels_png(panels: list[Panel], total_steps: int, headline: str) -> bytes:
         panels: what the live view shows.
         total_steps: right end of the axes.
         headline: one line above them.
+
+    Returns:
+        The bytes of a PNG.
     """
     # pyplot keeps global state, which the kernel's threads share; a Figure of one's own has none.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +46,9 @@ def _draw(axes: Axes, panel: Panel, total_steps: int) -> None:
         axes.plot(line.steps, line.values, color=line.color, linewidth=line.width * 0.8, label=_label(line, panel.unit))
         if line.spread:
             pairs = list(zip(line.values, line.spread, strict=True))
-            axes.fill_between(line.steps, [v - s for v, s in pairs], [v + s for v, s in pairs], color=line.color, alpha=0.15)
+            axes.fill_between(
+                line.steps, [v - s for v, s in pairs], [v + s for v, s in pairs], color=line.color, alpha=0.15
+            )
     if panel.limits:
         axes.set_ylim(*panel.limits)
     elif panel.lines:

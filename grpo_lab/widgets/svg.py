@@ -1,7 +1,7 @@
 """Panels drawn as SVG text: no front-end code, one string that a page reload brings back by itself."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from grpo_lab.widgets.panels import Line, Panel, thinned
@@ -59,11 +59,15 @@ def panel_svg(panel: Panel, total_steps: int) -> str:
     Args:
         panel: lines and units.
         total_steps: right end of the axis.
+
+    Returns:
+        The element as text.
     """
     frame = _Frame(panel, total_steps)
+    style = "width:100%;height:auto;font:11px system-ui,sans-serif"
+    label = escape(_summary(panel))
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_summary(panel))}" '
-        'style="width:100%;height:auto;font:11px system-ui,sans-serif" fill="currentColor">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" style="{style}" fill="currentColor">',
         f'<text x="4" y="14" font-size="13" font-weight="600">{escape(panel.title)}</text>',
         *_axes(panel, frame),
     ]
@@ -87,34 +91,37 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
+def _text(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "currentColor") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" opacity="0.75">{text}</text>'
+
+
 def _axes(panel: Panel, frame: _Frame) -> list[str]:
     right_end, floor = WIDTH - _RIGHT, HEIGHT - _BOTTOM
-    parts = []
+    parts = [_text(WIDTH, floor + 15, "step", anchor="end")]
     for value in ticks(frame.low, frame.high):
         y = frame.y(value)
-        parts.append(f'<line x1="{_LEFT}" x2="{right_end}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity="0.13"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" opacity="0.75">{_number(value)}</text>')
-    for value in ticks(1, frame.last_step, 6):
-        if value >= 1:
-            parts.append(f'<text x="{frame.x(value):.1f}" y="{floor + 15}" text-anchor="middle" opacity="0.75">{_number(value)}</text>')
-    parts.append(f'<text x="{WIDTH}" y="{floor + 15}" text-anchor="end" opacity="0.75">step</text>')
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{right_end}" stroke="currentColor" opacity="0.13"/>')
+        parts.append(_text(_LEFT - 6, y + 4, _number(value), anchor="end"))
+    steps = [value for value in ticks(1, frame.last_step, 6) if value >= 1]
+    parts += [_text(frame.x(value), floor + 15, _number(value), anchor="middle") for value in steps]
     if panel.right:
         low, high = math.ceil(frame.right_low), math.floor(frame.right_high)
-        for power in range(low, high + 1, max(1, (high - low) // 4)):
-            y = frame.y_right(2.0**power)
-            parts.append(f'<text x="{right_end + 6}" y="{y + 4:.1f}" fill="{panel.right.color}">{_number(2.0**power)}</text>')
+        values = [2.0**power for power in range(low, high + 1, max(1, (high - low) // 4))]
+        color = panel.right.color
+        parts += [_text(right_end + 6, frame.y_right(value) + 4, _number(value), fill=color) for value in values]
     return parts
 
 
-def _path(line: Line, frame: _Frame, height: object, *, dashed: bool = False) -> str:
-    assert callable(height)
+def _path(line: Line, frame: _Frame, height: Callable[[float], float], *, dashed: bool = False) -> str:
     points = [(frame.x(step), height(value)) for step, value in zip(line.steps, line.values, strict=True)]
-    drawn = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+    x, y = points[0]
+    drawn = [f"M{x:.1f} {y:.1f}"]
     for x, y in points[1:]:
         drawn.append(f"H{x:.1f}V{y:.1f}" if line.stepped else f"L{x:.1f} {y:.1f}")
     dash = ' stroke-dasharray="5 3"' if dashed else ""
-    dot = f'<circle cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="{line.width + 0.6}" fill="{line.color}"/>'
-    return f'<path d="{"".join(drawn)}" fill="none" stroke="{line.color}" stroke-width="{line.width}" stroke-linejoin="round"{dash}/>{dot}'
+    stroke = f'stroke="{line.color}" stroke-width="{line.width}" stroke-linejoin="round"{dash}'
+    dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{line.width + 0.6}" fill="{line.color}"/>'
+    return f'<path d="{"".join(drawn)}" fill="none" {stroke}/>{dot}'
 
 
 def _band(line: Line, frame: _Frame) -> str:

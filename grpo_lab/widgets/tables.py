@@ -43,6 +43,9 @@ def completions_table(completions: Sequence[dict[str, Any]], *, order: str = "lo
         completions: rows with `step`, `prompt`, `completion`, `reward`, `advantage` and `reason`.
         order: `"lowest"` or `"highest"` reward first.
         count: rows shown at most.
+
+    Returns:
+        HTML, empty where there are no completions.
     """
     if not completions:
         return ""

@@ -9,14 +9,8 @@ from grpo_lab.models.adapters import lora_config
 
 
 def test_all_linear_layers_but_the_head_are_adapted(llama: Path):
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(llama), lora_config(r=4, alpha=8, dropout=0.1)
-    )
-    adapted = {
-        name.split(".lora_A")[0].rpartition(".")[2]
-        for name, _ in model.named_parameters()
-        if "lora_A" in name
-    }
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), lora_config(r=4, alpha=8, dropout=0.1))
+    adapted = {name.split(".lora_A")[0].rpartition(".")[2] for name, _ in model.named_parameters() if "lora_A" in name}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     layer = model.base_model.model.model.layers[0].self_attn.q_proj
     assert layer.scaling["default"] == 2.0
@@ -28,14 +22,8 @@ def test_all_linear_layers_but_the_head_are_adapted(llama: Path):
 
 
 def test_named_modules_alone_are_adapted(llama: Path):
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(llama), lora_config(4, 8, ("q_proj", "v_proj"))
-    )
-    adapted = {
-        name.split(".lora_A")[0].rpartition(".")[2]
-        for name, _ in model.named_parameters()
-        if "lora_A" in name
-    }
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), lora_config(4, 8, ("q_proj", "v_proj")))
+    adapted = {name.split(".lora_A")[0].rpartition(".")[2] for name, _ in model.named_parameters() if "lora_A" in name}
     assert adapted == {"q_proj", "v_proj"}
 
 

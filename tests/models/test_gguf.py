@@ -58,9 +58,7 @@ def write_gguf(model_folder: Path, file: Path) -> None:
     weights = model.state_dict()
     del weights["lm_head.weight"]  # tied to the embeddings
     for name, weight in weights.items():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-            name.split(".")[-2]
-        )
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         stored = interleave_rotary_halves(weight, heads) if heads else weight
         writer.add_tensor(gguf_name(name), stored.numpy())
     writer.write_header_to_file()

@@ -40,9 +40,7 @@ def test_prompts_are_padded_on_the_left_and_answers_do_not_depend_on_it(llama: P
 def test_the_pad_token_is_eos_where_there_is_none(llama: Path):
     model, tokenizer = load_model(llama, device="cpu")
     eos = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    assert [tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id] == [
-        eos
-    ] * 3
+    assert [tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id] == [eos] * 3
 
 
 def test_the_tokenizers_own_pad_token_stays(llama: Path):
@@ -50,9 +48,7 @@ def test_the_tokenizers_own_pad_token_stays(llama: Path):
     model, tokenizer = load_model(llama, device="cpu")
     pad = tokenizer.convert_tokens_to_ids("<|pad|>")
     assert pad != tokenizer.eos_token_id
-    assert [tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id] == [
-        pad
-    ] * 3
+    assert [tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id] == [pad] * 3
 
 
 def test_generation_ends_at_eos_of_model_and_tokenizer_and_at_the_end_of_a_turn(llama: Path):
@@ -192,9 +188,7 @@ def test_the_shipped_chat_template_opens_the_assistants_turn():
     assert answered == f"{opened}7{tokenizer.eos_token}"
 
 
-@pytest.mark.parametrize(
-    "text", ["3 + 4 = 7\n#### 7", "  two  spaces ", "Zoë pays 5 € — 数学 🍎", "<<3*4=12>>12"]
-)
+@pytest.mark.parametrize("text", ["3 + 4 = 7\n#### 7", "  two  spaces ", "Zoë pays 5 € — 数学 🍎", "<<3*4=12>>12"])
 def test_the_shipped_tokenizer_returns_every_text(text):
     _, tokenizer = load_model("tiny", device="cpu")
     ids = tokenizer(text)["input_ids"]

@@ -29,9 +29,7 @@ class WandbServer(ThreadingHTTPServer):
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         if operation == "Viewer":
-            return {
-                "viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
-            }
+            return {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if operation == "UpsertBucket":
             self.runs.append(variables)
             project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}

@@ -82,9 +82,7 @@ def test_steps_never_go_back_unsaid_and_one_step_may_have_rows(tmp_path: Path) -
 def test_the_latest_completions_are_at_hand_and_all_are_on_disk(tmp_path: Path) -> None:
     history = History(tmp_path)
     for step in (1, 2):
-        history.add_completions(
-            step, [{"prompt": "é", "reward": torch.tensor(1.0)}, {"prompt": "?", "reward": 0}]
-        )
+        history.add_completions(step, [{"prompt": "é", "reward": torch.tensor(1.0)}, {"prompt": "?", "reward": 0}])
     latest = [{"step": 2, "prompt": "é", "reward": 1.0}, {"step": 2, "prompt": "?", "reward": 0}]
     assert history.latest_completions == History.load(tmp_path).latest_completions == latest
     assert [line["step"] for line in lines(tmp_path, "completions.jsonl")] == [1, 1, 2, 2]
@@ -136,9 +134,7 @@ def test_a_full_disk_keeps_the_row_in_memory(tmp_path: Path, monkeypatch: pytest
     history = History(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
-        with pytest.raises(
-            RuntimeError, match=r"metrics\.jsonl in .*No space left on device.* Free space there"
-        ):
+        with pytest.raises(RuntimeError, match=r"metrics\.jsonl in .*No space left on device.* Free space there"):
             history.append({"step": 1})
     assert history.rows == [{"step": 1}]
     history.append({"step": 2})
@@ -147,9 +143,7 @@ def test_a_full_disk_keeps_the_row_in_memory(tmp_path: Path, monkeypatch: pytest
 
 def test_a_record_is_not_begun_twice_nor_loaded_from_nowhere(tmp_path: Path) -> None:
     History(tmp_path).append({"step": 1})
-    with pytest.raises(
-        ValueError, match=r"holds a metrics\.jsonl already\. Go on from it with History\.load"
-    ):
+    with pytest.raises(ValueError, match=r"holds a metrics\.jsonl already\. Go on from it with History\.load"):
         History(tmp_path)
     with pytest.raises(ValueError, match=r"is not a folder\. Make it first"):
         History(tmp_path / "missing")

@@ -160,8 +160,7 @@ def test_a_resumed_run_logs_under_its_true_steps(open_offline, tmp_path: Path) -
         items = [record["history"]["item"] for record in inspect(folder) if record["type"] == "history"]
         rows.append([(row["train/global_step"], row.get("train/reward")) for row in train_rows(items)])
     assert sorted(rows, key=len) == [
-        [(step, reward) for step in steps for reward in (step / 10, None)]
-        for steps in ((3, 4), (1, 2, 3, 4, 5))
+        [(step, reward) for step in steps for reward in (step / 10, None)] for steps in ((3, 4), (1, 2, 3, 4, 5))
     ]
 
 
@@ -188,9 +187,7 @@ def test_no_network_no_key_and_no_input_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_an_online_run_arrives_whole(tmp_path: Path, wandb_server) -> None:
-    seen = run_alone(
-        tmp_path, "online", WANDB_MODE="offline", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url
-    )
+    seen = run_alone(tmp_path, "online", WANDB_MODE="offline", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url)
     assert seen["mode"] == "online"
     assert seen["description"].startswith(f"Weights & Biases: {wandb_server.url}/me/lab/runs/")
     check_arrival(wandb_server)
@@ -236,9 +233,7 @@ def test_the_mode_is_argument_then_variable_then_login(
     asked: list[str] = []
     monkeypatch.setattr(wandb, "init", lambda mode, **_: asked.append(mode) or FakeRun(tmp_path))
     for logged_in in (False, True):
-        monkeypatch.setattr(
-            tracking, "_login_problem", lambda _, found=logged_in: None if found else "no key"
-        )
+        monkeypatch.setattr(tracking, "_login_problem", lambda _, found=logged_in: None if found else "no key")
         for argument, variable, expected in (
             ("online", "offline", "online" if logged_in else "offline"),
             ("offline", "online", "offline"),
@@ -344,12 +339,8 @@ def test_a_step_does_not_wait_for_wandb(tmp_path: Path) -> None:
     assert [call["train/global_step"] for call in run.calls[:-1]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("argument", "variable", "source"), [("on", "", "mode"), (None, "shared", "WANDB_MODE")]
-)
-def test_a_mode_that_is_none_is_refused(
-    open_offline, monkeypatch, argument, variable: str, source: str
-) -> None:
+@pytest.mark.parametrize(("argument", "variable", "source"), [("on", "", "mode"), (None, "shared", "WANDB_MODE")])
+def test_a_mode_that_is_none_is_refused(open_offline, monkeypatch, argument, variable: str, source: str) -> None:
     monkeypatch.setenv("WANDB_MODE", variable)
     message = f"{source} must be one of online, offline, disabled; got '{argument or variable}'"
     with pytest.raises(ValueError, match=message):

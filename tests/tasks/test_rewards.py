@@ -233,9 +233,7 @@ def test_text_and_messages_earn_the_same(shape) -> None:
     assert tags_reward(completions=tagged, **columns) == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "completion", [[], [{"role": "assistant", "content": None}], [{"role": "assistant"}]]
-)
+@pytest.mark.parametrize("completion", [[], [{"role": "assistant", "content": None}], [{"role": "assistant"}]])
 def test_an_empty_completion_earns_nothing(completion) -> None:
     for reward in (correctness_reward, lenient_correctness_reward, format_reward, tags_reward):
         assert reward(completions=[completion], answer=["4"]) == [0]
@@ -245,9 +243,7 @@ def test_strict_and_lenient_are_logged_beside_each_other() -> None:
     columns: dict[str, list[str]] = {}
     metrics: dict[str, float] = {}
     completions = ["#### 4", "so it is 4", "#### 5", "#### many"]
-    values = correctness_reward(
-        completions, ["4"] * 4, log_extra=columns.__setitem__, log_metric=metrics.__setitem__
-    )
+    values = correctness_reward(completions, ["4"] * 4, log_extra=columns.__setitem__, log_metric=metrics.__setitem__)
     assert values == [1, 0, 0, 0]
     assert columns == {
         "reason": [

@@ -70,9 +70,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def even_reward(completions: list[str], **_: Any) -> list[float]:
     """Share of even words: a reward that spreads within every group."""
-    return [
-        sum(int(word[1:]) % 2 == 0 for word in text.split() if word.startswith("w")) / 7 for text in completions
-    ]
+    return [sum(int(word[1:]) % 2 == 0 for word in text.split() if word.startswith("w")) / 7 for text in completions]
 
 
 @pytest.fixture

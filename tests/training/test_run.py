@@ -233,6 +233,7 @@ def test_kill_and_resume_ends_in_the_same_weights(tmp_path: Path) -> None:
     )
     killed = subprocess.run(
         [sys.executable, __file__, json.dumps(settings | {"output_dir": str(tmp_path / "killed")}), "5"],
+        check=False,
         capture_output=True,
         text=True,
     )
@@ -297,12 +298,13 @@ def test_a_broken_row_of_data_names_its_line(make_run: Callable[..., Run], tmp_p
 def test_a_full_disk_ends_the_run_with_a_message(make_run: Callable[..., Run], tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", small], capture_output=True).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(small)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
         run = make_run(output_dir=str(small), save_every=2)
         run.start()
-        with pytest.raises(RunFailedError, match="(?i)no space left|free space"):
+        with pytest.raises(RunFailedError, match=r"(?i)no space left|free space"):
             run.wait()
         assert run.status == "failed"
         (small / "fill").write_bytes(b"")
@@ -349,7 +351,7 @@ def _run_and_die(settings: dict[str, Any], last_step: int) -> None:
     if last_step:
         run.subscribe(lambda: os.kill(os.getpid(), signal.SIGKILL) if run.step == last_step else None)
     run.start(background=False)
-    print(run.folder)
+    sys.stdout.write(f"{run.folder}\n")
 
 
 if __name__ == "__main__":

@@ -110,9 +110,7 @@ def test_an_adapter_on_the_head_is_refused_by_name(
     make_trainer(lora=lora(target_modules="all-linear"))
 
 
-def test_left_padded_rows_score_like_each_row_alone(
-    make_trainer: Callable[..., Any], rollouts: Rollouts
-) -> None:
+def test_left_padded_rows_score_like_each_row_alone(make_trainer: Callable[..., Any], rollouts: Rollouts) -> None:
     trainer = make_trainer(implementation="torch", temperature=0.7)
     ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
     mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
