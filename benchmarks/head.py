@@ -62,9 +62,7 @@ class Row:
     floor_ms: float
 
 
-def _chunked(
-    implementation: str, chunk_size: int, hidden_states: Tensor, weight: Tensor, ids: Tensor
-) -> Tensor:
+def _chunked(implementation: str, chunk_size: int, hidden_states: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     logps, _ = kernels.per_token_logps(
         hidden_states, weight, ids, temperature=1.0, chunk_size=chunk_size, implementation=implementation
     )
@@ -78,9 +76,7 @@ def _plain(hidden_states: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
 def _trl(chunk_size: int, hidden_states: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     from trl.kernels import ChunkedLogProbFunction
 
-    return ChunkedLogProbFunction.apply(
-        hidden_states, weight, None, ids, 1.0, chunk_size, None, 1.0, ("entropy",)
-    )[0]
+    return ChunkedLogProbFunction.apply(hidden_states, weight, None, ids, 1.0, chunk_size, None, 1.0, ("entropy",))[0]
 
 
 def implementations() -> list[tuple[str, int, Score]]:
@@ -188,9 +184,7 @@ def measure(problem: Problem, score: Score, head: str) -> dict[str, float | None
 
 def main() -> None:
     """Measure every shape, head and implementation; append to the CSV and print each row."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True, help="of the code that is measured")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/head.csv"))
     arguments = parser.parse_args()

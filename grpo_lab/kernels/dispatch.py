@@ -27,9 +27,7 @@ def resolve_implementation(name: str, device: torch.device) -> str:
     if name == "auto":
         return "triton" if installed and device.type == "cuda" else "torch"
     if name == "triton" and not installed:
-        raise RuntimeError(
-            "implementation 'triton' needs the package triton, which is not installed. Use 'torch'."
-        )
+        raise RuntimeError("implementation 'triton' needs the package triton, which is not installed. Use 'torch'.")
     if name == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(
             f"implementation 'triton' needs a CUDA device; got {device.type}. Use 'torch', or set "

@@ -68,9 +68,7 @@ class _FrozenHead(torch.autograd.Function):
         entropy_rows = weight.new_empty(kept_shape, dtype=dtype) if needs_entropy_rows else None
         for rows, index in _chunks(positions, options.chunk_size):
             targets = completion_ids[index].long()
-            tile, logps[index], normalizers, chunk_entropies = tiles.score(
-                hidden_states[index].to(dtype), targets
-            )
+            tile, logps[index], normalizers, chunk_entropies = tiles.score(hidden_states[index].to(dtype), targets)
             entropies[index] = chunk_entropies
             ones = torch.ones_like(normalizers)
             for kept, coefficients in ((logp_rows, (ones, None)), (entropy_rows, (None, ones))):
@@ -84,9 +82,7 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         positions, logp_rows, entropy_rows = ctx.saved_tensors
         grad_hidden = positions.new_zeros(ctx.hidden_shape, dtype=ctx.hidden_dtype)
         terms = [
@@ -95,9 +91,7 @@ class _FrozenHead(torch.autograd.Function):
             if kept is not None and grad is not None
         ]
         for rows, index in _chunks(positions, ctx.chunk_size):
-            grad_hidden[index] = sum(kept[rows] * grad[index][:, None] for kept, grad in terms).to(
-                ctx.hidden_dtype
-            )
+            grad_hidden[index] = sum(kept[rows] * grad[index][:, None] for kept, grad in terms).to(ctx.hidden_dtype)
         return grad_hidden, None, None, None, None, None, None
 
 
@@ -130,9 +124,7 @@ class _TrainableHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_states, weight, bias, completion_ids, positions = ctx.saved_tensors
         tiles = Tiles(positions.size(0), weight, bias, ctx.options, ctx.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -211,25 +203,15 @@ def per_token_logps(
             position), or fp64 is asked of Triton.
         RuntimeError: Triton cannot run here.
     """
-    options = HeadOptions(
-        temperature, chunk_size, implementation, logit_scale, soft_cap, entropies_require_grad
-    )
+    options = HeadOptions(temperature, chunk_size, implementation, logit_scale, soft_cap, entropies_require_grad)
     resolve_implementation(implementation, hidden_states.device)
     check_shapes(hidden_states, weight, bias, completion_ids, completion_mask)
     dtype = compute_dtype(hidden_states, weight)
     if implementation == "triton" and dtype == torch.float64:
-        raise ValueError(
-            "implementation 'triton' computes in fp32; for fp64 inputs use implementation='torch'."
-        )
-    mask = (
-        torch.ones_like(completion_ids, dtype=torch.bool) if completion_mask is None else completion_mask != 0
-    )
+        raise ValueError("implementation 'triton' computes in fp32; for fp64 inputs use implementation='torch'.")
+    mask = torch.ones_like(completion_ids, dtype=torch.bool) if completion_mask is None else completion_mask != 0
     check_ids(completion_ids, mask, weight.size(0))
-    head_trains = torch.is_grad_enabled() and (
-        weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
+    head_trains = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     function = _TrainableHead if head_trains else _FrozenHead
-    logps, entropies = function.apply(
-        hidden_states, weight, bias, completion_ids, mask.nonzero(), options, dtype
-    )
+    logps, entropies = function.apply(hidden_states, weight, bias, completion_ids, mask.nonzero(), options, dtype)
     return logps, entropies if return_entropies else None

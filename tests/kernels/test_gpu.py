@@ -99,9 +99,7 @@ def test_an_id_outside_the_vocabulary_is_named_before_the_device_faults(implemen
 @each_implementation
 @pytest.mark.parametrize("shape", [(1, 65535), (1, 65536), (1, 131073), (70000, 2)], ids=str)
 @pytest.mark.parametrize("requires_grad", [("hidden_states",), LEAVES[:2]], ids="+".join)
-def test_more_rows_than_a_grid_axis_holds(
-    implementation: str, shape: tuple[int, int], requires_grad: tuple[str, ...]
-):
+def test_more_rows_than_a_grid_axis_holds(implementation: str, shape: tuple[int, int], requires_grad: tuple[str, ...]):
     case = make_case(
         shape,
         hidden=64,
@@ -153,9 +151,7 @@ def test_a_head_of_more_than_2_31_elements(implementation: str):
         ).logsumexp(0)
         expected = logits.gather(1, (token_ids - vocabulary + tail)[:, None])[:, 0] - normalizers
         derivative = -(logits - normalizers[:, None]).exp()
-        derivative.scatter_add_(
-            1, (token_ids - vocabulary + tail)[:, None], torch.ones(count, 1, device="cuda")
-        )
+        derivative.scatter_add_(1, (token_ids - vocabulary + tail)[:, None], torch.ones(count, 1, device="cuda"))
         last_rows = derivative.T @ hidden_states.float() / 0.7
     assert (logps - expected).abs().max() < 1e-3
     assert relative_error(weight.grad[-tail:], last_rows) < 1e-2
@@ -166,9 +162,7 @@ def test_a_head_of_more_than_2_31_elements(implementation: str):
 def test_a_view_whose_row_stride_passes_2_31_elements(implementation: str):
     count, hidden, vocabulary = 70, 64, 256
     storage = torch.zeros(count * 2**25, dtype=torch.bfloat16, device="cuda")
-    hidden_states = (
-        storage.view(count, 2**25)[:, :hidden].copy_(normal(count, hidden)).detach().requires_grad_()
-    )
+    hidden_states = storage.view(count, 2**25)[:, :hidden].copy_(normal(count, hidden)).detach().requires_grad_()
     weight, token_ids = normal(vocabulary, hidden), ids(vocabulary, count)
     logps, _ = kernels.per_token_logps(
         hidden_states, weight, token_ids, temperature=0.7, chunk_size=16, implementation=implementation
@@ -235,14 +229,10 @@ def test_log_ratios_are_zero_on_policy_in_bfloat16():
                 for h, y in zip(hidden_states.split(16), token_ids.split(16), strict=True)
             ]
         )
-    new, _ = kernels.per_token_logps(
-        hidden_states.requires_grad_(), weight, token_ids, chunk_size=1000, **options
-    )
+    new, _ = kernels.per_token_logps(hidden_states.requires_grad_(), weight, token_ids, chunk_size=1000, **options)
     assert new.dtype == torch.float32
     assert (new - old).abs().max() <= 1e-5
-    expected, _ = objectives.per_token_logps(
-        hidden_states.double(), weight.double(), token_ids, temperature=0.8
-    )
+    expected, _ = objectives.per_token_logps(hidden_states.double(), weight.double(), token_ids, temperature=0.8)
     assert (new - expected).abs().max() <= 2e-3
 
 

@@ -98,9 +98,7 @@ def test_nothing_is_kept_where_gradients_are_off(implementation: str, context: A
     assert relative_error(entropies, expected.entropies) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("implementation", "chunk_sizes"), [("torch", (1, 2, 3, 5, 7, 16, 64)), ("triton", (3, 64))]
-)
+@pytest.mark.parametrize(("implementation", "chunk_sizes"), [("torch", (1, 2, 3, 5, 7, 16, 64)), ("triton", (3, 64))])
 @pytest.mark.parametrize("requires_grad", [("hidden_states",), LEAVES], ids="+".join)
 def test_no_chunk_size_changes_the_result(
     implementation: str, chunk_sizes: tuple[int, ...], requires_grad: tuple[str, ...]
@@ -298,9 +296,7 @@ def test_entropies_carry_no_gradient_unless_asked(implementation: str):
 @each_implementation
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("requires_grad", [("hidden_states",), LEAVES], ids="+".join)
-def test_masked_places_may_hold_any_id(
-    implementation: str, ids_dtype: torch.dtype, requires_grad: tuple[str, ...]
-):
+def test_masked_places_may_hold_any_id(implementation: str, ids_dtype: torch.dtype, requires_grad: tuple[str, ...]):
     case = make_case((2, 5), vocabulary=130, requires_grad=requires_grad)
     masked = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 1, 0, 1]], dtype=torch.bool)
     ids = torch.full((2, 5), 129)
