@@ -50,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     resume = commands.add_parser("resume", help="go on from the last checkpoint of a run folder")
     resume.add_argument("folder", help="the run folder")
     resume.add_argument("--steps", type=int, default=None, help="total optimizer steps, if not as before")
+    commands.add_parser("tutorial", help="open the tutorial in JupyterLab (from a checkout)", add_help=False)
+    commands.add_parser("run", help="execute the tutorial without a browser (from a checkout)", add_help=False)
     commands.add_parser("doctor", help="say what this machine has and which implementation will run")
     return parser
 
@@ -100,6 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 after a run that failed; 2 after settings that cannot be used.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in ("tutorial", "run"):
+        from grpo_lab.launch import main as launch
+
+        return launch(arguments)
     given = vars(build_parser().parse_args(arguments))
     command = given.pop("command")
     if command == "doctor":

@@ -6,6 +6,7 @@ the control to a shell that a page reload ends. What a control does is set a pla
 thread runs in a copy of the context of the cell that made it, so that its output stays with that cell.
 """
 
+import asyncio
 import base64
 import contextvars
 import threading
@@ -93,10 +94,27 @@ class Dashboard:
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(self._follow,), name="dashboard", daemon=True).start()
 
-    def wait(self) -> str:
-        """Wait for the run to end, then leave a picture of it in this cell; an interrupt stops the run cleanly.
+    async def finished(self) -> str:
+        """`await` the end of the run, then leave a picture of it in this cell; an interrupt stops the run cleanly.
 
-        The picture stays when the notebook is saved, exported or opened without a kernel.
+        While a cell awaits, the kernel answers the controls; in a cell that blocks, they are dead. The picture stays
+        when the notebook is saved, exported or opened without a kernel.
+
+        Returns:
+            The final status.
+
+        Raises:
+            RuntimeError: training failed; what the run's `wait` raises.
+        """
+        try:
+            while self._run.status not in FINAL_STATUSES | {"new"}:
+                await asyncio.sleep(0.1)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self._run.stop()
+        return self.wait()
+
+    def wait(self) -> str:
+        """As `finished`, for a cell or script that blocks.
 
         Returns:
             The final status.
@@ -108,7 +126,8 @@ class Dashboard:
             return self._run.wait()
         finally:
             self._changed.set()
-            self._drawn.wait(10 * self._gap_s if self._handle is not None else 0)
+            if self._handle is not None:
+                self._drawn.wait(10 * self._gap_s)
             self._draw()
             if self._handle is not None:
                 self._handle.update(self._bundle(), raw=True)
@@ -180,10 +199,7 @@ class Dashboard:
         share = 100 * run.step / max(1, run.total_steps)
         bar = f"height:6px;border-radius:3px;width:{share:.1f}%;background:{color}"
         facts = (f"head: {run.implementation}", f"record: {run.folder}", run.tracker_description)
-        hint = (
-            "Controls act at the next step boundary. While a cell waits they may not answer: "
-            "Kernel > Interrupt stops the run cleanly."
-        )
+        hint = "Controls act at the next step boundary. Kernel > Interrupt, while a cell waits, stops the run cleanly."
         small = '<div style="opacity:.75;font-size:11px">'
         lines = [
             f'<div style="font-size:14px"><b style="color:{color}">●</b> {escape(self._headline())}</div>',
