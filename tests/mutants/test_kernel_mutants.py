@@ -1,0 +1,114 @@
+"""Mistakes in the LM-head kernels, each of which one of their checks sees."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from grpo_lab.kernels import arguments, tiles, token_logprobs, torch_rows, triton_rows
+from tests.kernels import test_token_logprobs as checks
+from tests.kernels.cases import make_case, scores, specification, worst_error
+from tests.mutants.harness import assert_caught
+
+LEAVES = ("hidden_states", "weight", "bias")
+
+
+def agreement(implementation: str, requires_grad: tuple[str, ...] = LEAVES, **settings: object) -> None:
+    """Value and gradients agree with the specification on a small case."""
+    case = make_case((2, 3), hidden=5, requires_grad=requires_grad, **settings)
+    assert worst_error(scores(case, implementation, chunk_size=2), specification(case)) < 1e-5
+
+
+def square_tile() -> None:
+    """As many rows as columns, where a wrong axis has the right shape."""
+    case = make_case((12,), hidden=5, vocabulary=12)
+    case.completion_mask.fill_(True)
+    assert worst_error(scores(case, "torch", chunk_size=12), specification(case)) < 1e-5
+
+
+def without_entropy() -> None:
+    """The gradient of log-probs alone, where the head is frozen."""
+    checks.test_bias_gradient_of_one_token("torch")
+    agreement("torch", ("hidden_states",))
+
+
+torch_head = partial(agreement, "torch")
+torch_frozen = partial(agreement, "torch", ("hidden_states",))
+triton_head = partial(agreement, "triton")
+two_blocks = partial(agreement, "triton", vocabulary=2500)
+bad_ids = partial(checks.test_an_id_outside_the_vocabulary_is_named_with_its_position, -1)
+
+MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
+    # scale, temperature, cap
+    (torch_rows, "z = tile * options.logit_scale", "z = tile * 1.0", torch_head),
+    (torch_rows, "return z.div_(options.temperature)", "return z", torch_head),
+    (torch_rows, ".tanh_().mul_(options.soft_cap)", ".tanh_()", torch_head),
+    (torch_rows, "gradient *= cap_slope", "pass", torch_head),
+    (torch_rows, "options.logit_scale / options.temperature", "options.logit_scale", torch_head),
+    (torch_rows, "options.logit_scale / options.temperature", "1 / options.temperature", torch_head),
+    # signs, one-hot, axis
+    (torch_rows, "gradient *= -logp_coefficients", "gradient *= logp_coefficients", without_entropy),
+    (torch_rows, "factor.sub_(logp_coefficients", "factor.add_(logp_coefficients", torch_head),
+    (torch_rows, "mul_(-entropy_coefficients", "mul_(entropy_coefficients", torch_head),
+    (torch_rows, "entropies = -z.exp()", "entropies = z.exp()", torch_head),
+    (torch_rows, "gradient.scatter_add_(-1, targets[:, None], logp_coefficients[:, None])", "pass", torch_head),
+    (torch_rows, "z.logsumexp(-1)", "z.logsumexp(0)", square_tile),
+    # the same in Triton
+    (triton_rows, "z = x * logit_scale", "z = x * 1.0", triton_head),
+    (triton_rows, "return z * inv_temperature", "return z", triton_head),
+    (triton_rows, "b_gradient *= 1 - b_tanh * b_tanh", "b_gradient *= 1.0", triton_head),
+    (triton_rows, "b_gradient *= logit_scale * inv_temperature", "b_gradient *= inv_temperature", triton_head),
+    (triton_rows, "b_gradient *= logit_scale * inv_temperature", "b_gradient *= logit_scale", triton_head),
+    (triton_rows, "tl.where(o_v == target, 1.0, 0.0) - b_p", "0.0 - b_p", triton_head),
+    (triton_rows, "b_gradient += c_logp", "b_gradient -= c_logp", triton_head),
+    (triton_rows, "b_gradient -= c_entropy", "b_gradient += c_entropy", triton_head),
+    (triton_rows, "log_normalizer - w / s", "log_normalizer + w / s", triton_head),
+    (triton_rows, "tl.where(m_v, tl.exp(b_z - m_new), 0.0)", "tl.exp(b_z - m_new)", triton_head),
+    (triton_rows, "s = s * rescale", "s = s * 1.0", two_blocks),
+    (triton_rows, "w = w * rescale", "w = w * 1.0", two_blocks),
+    # around the rows
+    (tiles, "tile += self.bias.to(tile.dtype)", "pass", torch_head),
+    (tiles, "hidden_product_(out, derivative, self.weight)", "pass", torch_head),
+    (token_logprobs, "kept[rows] * grad[index][:, None]", "kept[rows] * 1.0", torch_frozen),
+    (
+        token_logprobs,
+        "((logp_rows, grad_logps), (entropy_rows, grad_entropies))",
+        "((logp_rows, grad_entropies), (entropy_rows, grad_logps))",
+        torch_frozen,
+    ),
+    (
+        token_logprobs,
+        "g[index] for g in (grad_logps, grad_entropies)",
+        "g[index] for g in (grad_entropies, grad_logps)",
+        torch_head,
+    ),
+    (
+        token_logprobs,
+        "add_product_(grad_weight, derivative.T, h)",
+        "add_product_(grad_weight, -derivative.T, h)",
+        torch_head,
+    ),
+    (token_logprobs, "grad_bias += derivative", "grad_bias = derivative", torch_head),
+    (token_logprobs, "completion_mask != 0", "completion_mask >= 0", torch_head),
+    (
+        token_logprobs,
+        "positions, logp_rows, entropy_rows = ctx",
+        "positions, entropy_rows, logp_rows = ctx",
+        torch_frozen,
+    ),
+    (arguments, "(completion_ids < 0) | ", "", bad_ids),
+    (arguments, " and widest != torch.float64", "", checks.test_autocast_leaves_float64_alone),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "check"),
+    MUTANTS,
+    ids=[f"{m.__name__.rpartition('.')[2]}-{n}" for n, (m, *_) in enumerate(MUTANTS)],
+)
+def test_each_mutant_is_caught(module: ModuleType, old: str, new: str, check: Callable[[], None], tmp_path: Path):
+    torch.manual_seed(0)
+    assert_caught(module, old, new, check, tmp_path)
