@@ -28,6 +28,12 @@ _STATUS_COLORS = {
 }  # fmt: skip
 
 
+def _button(label: str, icon: str, tooltip: str, action: Callable[[], None]) -> widgets.Button:
+    button = widgets.Button(description=label, icon=icon, tooltip=tooltip, layout=widgets.Layout(width="auto"))
+    button.on_click(lambda _: action())
+    return button
+
+
 class Dashboard:
     """Reward, memory, time, completions and controls of one run.
 
@@ -49,19 +55,18 @@ class Dashboard:
         self._drawn = threading.Event()
         self._lock = threading.Lock()
         self._status, self._charts, self._completions = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self._order = widgets.ToggleButtons(options=["lowest", "highest"], description="reward")
-        self._order.observe(lambda _: self._changed.set(), names="value")
-        self.chunk_slider = self._make_slider()
-        self.pause_button = widgets.ToggleButton(description="Pause", icon="pause", tooltip="hold at the next step")
-        self.pause_button.observe(lambda change: self._pause(change["new"]), names="value")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="end at the next step boundary")
-        self.stop_button.on_click(lambda _: self._run.stop())
+        self._order = "lowest"
+        self._held = False
+        self._slider_place = widgets.HBox([self._make_slider()])
+        pause = _button("Pause or go on", "pause", "hold at the next step boundary, or end the pause", self._pause)
+        stop = _button("Stop", "stop", "end at the next step boundary, with a checkpoint", run.stop)
+        turn = _button("Lowest or highest reward first", "sort", "order of the completions", self._turn_order)
         self.view = widgets.VBox(
             [
                 self._status,
-                widgets.HBox([self.chunk_slider, self.pause_button, self.stop_button]),
+                widgets.HBox([self._slider_place, pause, stop]),
                 self._charts,
-                self._order,
+                turn,
                 self._completions,
             ]
         )
@@ -80,11 +85,25 @@ class Dashboard:
             style={"description_width": "initial"},
             layout=widgets.Layout(width="420px"),
         )
-        slider.observe(lambda change: setattr(self._run, "chunk_size", change["new"]), names="value")
+        slider.observe(lambda change: self._take_chunk_size(change["new"]), names="value")
         return slider
 
-    def _pause(self, pressed: bool) -> None:
-        self._run.pause() if pressed else self._run.resume()
+    def _take_chunk_size(self, value: int) -> None:
+        self._run.chunk_size = value
+        # While a cell awaits, ipykernel 7.4 reports no end of a widget's message, and ipywidgets 8 sends a model's
+        # second change only after the end of its first. A slider of its own for each change is always at its first.
+        self._slider_place.children = [self._make_slider()]
+
+    def _pause(self) -> None:
+        self._held = not self._held
+        if self._held:
+            self._run.pause()
+        else:
+            self._run.resume()
+
+    def _turn_order(self) -> None:
+        self._order = "highest" if self._order == "lowest" else "lowest"
+        self._draw()
 
     # Showing
 
@@ -170,7 +189,7 @@ class Dashboard:
                 '<div style="opacity:.7;font-size:11px">On policy the loss is about 0 by construction; the reward is '
                 "what learning moves, and the gradient norm says whether it moves.</div>"
             )
-            table = completions_table(self._run.history.latest_completions, order=self._order.value)
+            table = completions_table(self._run.history.latest_completions, order=self._order)
             self._completions.value = f'<div style="color:var(--jp-ui-font-color1,inherit)">{table}</div>'
 
     def _headline(self) -> str:
