@@ -127,7 +127,7 @@ class Dashboard:
         """
         try:
             while self._run.status not in FINAL_STATUSES | {"new"}:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # noqa: ASYNC110 - the end comes from a thread, which sets no asyncio event
         except (asyncio.CancelledError, KeyboardInterrupt):
             self._run.stop()
         return self.wait()
