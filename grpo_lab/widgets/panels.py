@@ -3,6 +3,7 @@
 The live view draws them as SVG and the saved picture with matplotlib, so both show the same.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -74,7 +75,7 @@ def run_panels(history: History, memory_label: str) -> list[Panel]:
     reward = _line(history, "reward", "mean reward", BLUE)
     spread_steps, spread = history.series("reward_std")
     if reward and list(spread_steps) == list(reward[0].steps):
-        reward = [Line("mean reward ± spread", reward[0].steps, reward[0].values, BLUE, spread=spread)]
+        reward = [Line("mean reward", reward[0].steps, reward[0].values, BLUE, spread=spread)]
     reward += _line(history, "accuracy/lenient", "right answer, any form", GREEN, width=1.2)
     reward += _line(history, "format/share", "right form", GREY, width=1.2)
     memory = _line(history, "memory/peak_mib", "whole loss pass", AMBER)
@@ -86,8 +87,9 @@ def run_panels(history: History, memory_label: str) -> list[Panel]:
         Line(line.name, line.steps, [100 * value for value in line.values], line.color)
         for line in _line(history, "frac_reward_zero_std", "groups with equal rewards", GREEN)
     ]
+    reward_limits = (0.0, 1.0) if _within_one(reward) else None
     return [
-        Panel("Reward of a step's completions", "", reward, limits=(0.0, 1.0) if _within_one(reward) else None),
+        Panel("Reward of a step's completions, ± reward_std", "", reward, limits=reward_limits),
         Panel(f"Memory of a step, MiB ({memory_label})", " MiB", memory, right=chunk[0] if chunk else None,
               right_unit=" tokens"),
         Panel("Time of a step, seconds", " s", seconds),
@@ -97,6 +99,25 @@ def run_panels(history: History, memory_label: str) -> list[Panel]:
 
 def _within_one(lines: list[Line]) -> bool:
     return all(0 <= value <= 1 for line in lines for value in line.values)
+
+
+def axis_end(step: int, total_steps: int) -> int:
+    """Right end of the step axis: a round number ahead of the run, so that a young one is not squeezed into a corner.
+
+    Args:
+        step: optimizer steps done.
+        total_steps: of the whole run.
+
+    Returns:
+        A step >= 2, at most `total_steps` unless the run is further.
+
+    Examples:
+        >>> axis_end(7, 400), axis_end(60, 400), axis_end(250, 400)
+        (20, 100, 400)
+    """
+    power = int(10.0 ** max(1, math.floor(math.log10(max(1, step)))))
+    ahead = next(factor * power for factor in (2, 5, 10) if factor * power > step)
+    return max(2, step, min(ahead, total_steps))
 
 
 def thinned(line: Line, buckets: int) -> Line:

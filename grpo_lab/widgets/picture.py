@@ -5,6 +5,8 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from grpo_lab.widgets.panels import axis_end
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -16,7 +18,7 @@ def panels_png(panels: list[Panel], total_steps: int, headline: str) -> bytes:
 
     Args:
         panels: what the live view shows.
-        total_steps: right end of the axes.
+        total_steps: of the whole run, where the step axis ends at last.
         headline: one line above them.
 
     Returns:
@@ -38,7 +40,7 @@ def panels_png(panels: list[Panel], total_steps: int, headline: str) -> bytes:
 def _draw(axes: Axes, panel: Panel, total_steps: int) -> None:
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_xlabel("optimizer step", fontsize=8)
-    axes.set_xlim(1, max(2, total_steps))
+    axes.set_xlim(1, axis_end(max((line.steps[-1] for line in panel.lines), default=0), total_steps))
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

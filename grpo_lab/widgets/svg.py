@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import pairwise
 
-from grpo_lab.widgets.panels import Line, Panel, thinned
+from grpo_lab.widgets.panels import Line, Panel, axis_end, thinned
 
 WIDTH, HEIGHT = 560, 232
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 52, 44, 24
 _BUCKETS = 300
-_HOVER_POINTS = 60
+_HOVER_COLUMNS = 60
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -32,7 +33,7 @@ class _Frame:
         highs = [v + s for line in panel.lines for v, s in zip(line.values, _spread(line), strict=True)]
         low, high = panel.limits or (min([0.0, *lows]), max(highs, default=1.0) * 1.08)
         self.low, self.high = low, high if high > low else low + 1
-        self.last_step = max([total_steps, 2, *(line.steps[-1] for line in panel.lines)])
+        self.last_step = axis_end(max((line.steps[-1] for line in panel.lines), default=0), total_steps)
         right = panel.right.values if panel.right else [1.0]
         self.right_low = math.floor(math.log2(min(right))) - 0.5
         self.right_high = math.ceil(math.log2(max(right))) + 0.5
@@ -58,7 +59,7 @@ def panel_svg(panel: Panel, total_steps: int) -> str:
 
     Args:
         panel: lines and units.
-        total_steps: right end of the axis.
+        total_steps: of the whole run, where the step axis ends at last.
 
     Returns:
         The element as text.
@@ -78,17 +79,22 @@ def panel_svg(panel: Panel, total_steps: int) -> str:
         parts.append(_path(thinned(panel.right, _BUCKETS), frame, frame.y_right, dashed=True))
     for line in panel.lines:
         shown = thinned(line, _BUCKETS)
-        parts += [_band(shown, frame), _path(shown, frame, frame.y), _hover(line, panel.unit, frame)]
-    return "".join([*parts, *_legend(panel), "</svg>"])
+        parts += [_band(shown, frame), _path(shown, frame, frame.y)]
+    return "".join([*parts, *_legend(panel), *_hover(panel, frame), "</svg>"])
 
 
 def _summary(panel: Panel) -> str:
-    said = [f"{line.name} {_number(line.values[-1])}{panel.unit} at step {line.steps[-1]}" for line in panel.lines]
+    said = [f"{_reading(line, -1, panel.unit)} at step {line.steps[-1]}" for line in panel.lines]
     return f"{panel.title}: {', '.join(said) or 'no steps yet'}"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _reading(line: Line, index: int, unit: str) -> str:
+    spread = f" ± {_number(line.spread[index])}" if line.spread else ""
+    return f"{line.name} {_number(line.values[index])}{spread}{unit}"
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "currentColor") -> str:
@@ -98,7 +104,7 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "
 def _axes(panel: Panel, frame: _Frame) -> list[str]:
     right_end, floor = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     parts = [_text(WIDTH, floor + 15, "step", anchor="end")]
-    for value in ticks(frame.low, frame.high):
+    for value in ticks(frame.low, frame.high, 5):
         y = frame.y(value)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{right_end}" stroke="currentColor" opacity="0.13"/>')
         parts.append(_text(_LEFT - 6, y + 4, _number(value), anchor="end"))
@@ -133,23 +139,36 @@ def _band(line: Line, frame: _Frame) -> str:
     return f'<polygon points="{" ".join(upper + lower)}" fill="{line.color}" opacity="0.15"/>'
 
 
-def _hover(line: Line, unit: str, frame: _Frame) -> str:
-    """Invisible dots that say step and value under the pointer."""
-    gap = max(1, len(line.values) // _HOVER_POINTS)
-    chosen = list(zip(line.steps, line.values, strict=True))[::-1][::gap]
-    return "".join(
-        f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="5" opacity="0">'
-        f"<title>step {step}: {escape(line.name)} {_number(value)}{unit}</title></circle>"
-        for step, value in chosen
-    )
+def _with_units(panel: Panel) -> list[tuple[Line, str]]:
+    entries = [(line, panel.unit) for line in panel.lines]
+    return [*entries, (panel.right, panel.right_unit)] if panel.right else entries
+
+
+def _hover(panel: Panel, frame: _Frame) -> list[str]:
+    """Invisible columns that say the step and all values under the pointer."""
+    steps = sorted({step for line in panel.lines for step in line.steps})
+    chosen = steps[:: -max(1, math.ceil(len(steps) / _HOVER_COLUMNS))][::-1]
+    if not chosen:
+        return []
+    said: dict[int, list[str]] = {step: [f"step {step}"] for step in chosen}
+    for line, unit in _with_units(panel):
+        for index, step in enumerate(line.steps):
+            if step in said:
+                said[step].append(_reading(line, index, unit))
+    places = [frame.x(step) for step in chosen]
+    edges = [places[0] - 5, *((left + right) / 2 for left, right in pairwise(places)), places[-1] + 5]
+    box = f'y="{_TOP}" height="{HEIGHT - _TOP - _BOTTOM}" fill-opacity="0"'
+    columns = []
+    for step, (left, right) in zip(chosen, pairwise(edges), strict=True):
+        title = escape("\n".join(said[step]))
+        columns.append(f'<rect x="{left:.1f}" width="{right - left:.1f}" {box}><title>{title}</title></rect>')
+    return columns
 
 
 def _legend(panel: Panel) -> list[str]:
     parts, x = [], _LEFT
-    entries = [(line, panel.unit) for line in panel.lines]
-    entries += [(panel.right, panel.right_unit)] if panel.right else []
-    for line, unit in entries:
-        label = f"{line.name} {_number(line.values[-1])}{unit}"
+    for line, unit in _with_units(panel):
+        label = _reading(line, -1, unit)
         parts.append(f'<rect x="{x}" y="25" width="10" height="4" rx="2" fill="{line.color}"/>')
         parts.append(f'<text x="{x + 14}" y="31">{escape(label)}</text>')
         x += 14 + round(5.9 * len(label)) + 14

@@ -25,7 +25,9 @@ def stroked(svg: str, color: str) -> list[str]:
 
 
 def panel(values: list[float], **options: object) -> Panel:
-    return Panel("Time, seconds", " s", [Line("step", list(range(1, len(values) + 1)), values, "#123456", **options)])
+    return Panel(
+        "Time, seconds", " s", [Line("duration", list(range(1, len(values) + 1)), values, "#123456", **options)]
+    )
 
 
 def panels_of(*rows: dict[str, float]) -> list[Panel]:
@@ -46,9 +48,9 @@ def test_panels_of_a_whole_run_are_well_formed():
 
 def test_hover_says_step_and_value():
     assert titles(panel_svg(panel([0.25, 0.5, 1.5]), 3)) == [
-        "step 3: step 1.5 s",
-        "step 2: step 0.5 s",
-        "step 1: step 0.25 s",
+        "step 1\nduration 0.25 s",
+        "step 2\nduration 0.5 s",
+        "step 3\nduration 1.5 s",
     ]
 
 
@@ -81,7 +83,7 @@ def test_a_step_without_the_metric_is_left_out_not_drawn_as_zero():
     _, _, seconds, _ = panels_of(
         {"time/step_s": 1.0}, {"reward": 0.5}, {"time/step_s": float("nan")}, {"time/step_s": 3.0}
     )
-    assert [title.split(":")[0] for title in titles(panel_svg(seconds, 4))] == ["step 4", "step 1"]
+    assert [title.splitlines()[0] for title in titles(panel_svg(seconds, 4))] == ["step 1", "step 4"]
 
 
 def test_shares_are_percent():
