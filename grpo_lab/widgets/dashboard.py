@@ -63,6 +63,7 @@ class Dashboard:
         pause = _button("Pause or go on", "pause", "hold at the next step boundary, or end the pause", self._pause)
         stop = _button("Stop", "stop", "end at the next step boundary, with a checkpoint", run.stop)
         turn = _button("Lowest or highest reward first", "sort", "order of the completions", self._turn_order)
+        turn.layout.align_self = "flex-start"
         self.view = widgets.VBox(
             [
                 self._status,
@@ -196,8 +197,9 @@ class Dashboard:
             self._charts.value = (
                 '<div style="display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:6px 18px;'
                 f'color:var(--jp-ui-font-color1,inherit)">{charts}</div>'
-                '<div style="opacity:.7;font-size:11px">On policy the loss is about 0 by construction; the reward is '
-                "what learning moves, and the gradient norm says whether it moves.</div>"
+                '<div style="opacity:.7;font-size:11px">'
+                "On policy the loss is a mean of advantages, near 0 whatever is learnt; the reward "
+                "is what learning moves, and the gradient norm says whether it moves.</div>"
             )
             table = completions_table(self._run.history.latest_completions, order=self._order)
             self._completions.value = f'<div style="color:var(--jp-ui-font-color1,inherit)">{table}</div>'
@@ -212,7 +214,7 @@ class Dashboard:
             parts.append(f"mean reward of the last {window} steps {last:.2f}")
         left = self._seconds_left()
         if left is not None:
-            parts.append(f"about {left:.0f} s left")
+            parts.append(f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left")
         return "; ".join(parts)
 
     def _seconds_left(self) -> float | None:

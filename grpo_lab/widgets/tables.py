@@ -13,11 +13,12 @@ _SHOWN_CHARACTERS = 90
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """A table of cells that are HTML already; two prices in dollars in one are no formula."""
     head = "".join(f'<th style="{_CELL};border-bottom:1px solid currentColor">{escape(name)}</th>' for name in header)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
     return (
-        '<table style="border-collapse:collapse;font:12px system-ui,sans-serif;color:inherit;width:100%">'
+        '<table class="mathjax_ignore tex2jax_ignore" '
+        'style="border-collapse:collapse;font:12px system-ui,sans-serif;color:inherit;width:100%">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 

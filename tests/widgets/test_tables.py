@@ -59,6 +59,7 @@ def test_answers_side_by_side_are_escaped_and_judged():
     page = shown._repr_html_()
     assert "<img" not in page
     assert page.index(">wrong<") < page.index("#### 4") < page.index(">right<") < page.index("#### 5")
+    assert page.startswith('<table class="mathjax_ignore tex2jax_ignore"')  # $4 and $50 are prices, not a formula
     assert repr(shown) == f"wrong -> right: {EVIL}"
 
 
