@@ -32,11 +32,13 @@ def torch_device(config: RunConfig) -> torch.device:
         RunConfigError: CUDA was asked for and there is none.
     """
     if config.device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(config.device)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunConfigError(f"device is {config.device!r}, but torch sees no CUDA device here. Use device='cpu'.")
-    return device
+    # The training thread makes this device current, which takes an index.
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _dtype(config: RunConfig) -> str:

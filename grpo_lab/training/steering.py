@@ -98,11 +98,25 @@ class SteeringCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> TrainerControl:
-        """Write the step's row, then wait while paused, then stop if asked to."""
+        """Write the step's row, then wait while paused, then stop if asked to.
+
+        Returns:
+            The trainer's control, told to stop where that was asked for.
+
+        Raises:
+            FloatingPointError: the step's gradients were not finite, so neither are the weights any more.
+        """
         if logs is None or "loss" not in logs:
             return control
         now = time.monotonic()
+        grad_norm = logs.get("grad_norm", 0.0)
         self.on_row(step_row(logs, state.global_step, now - self.started, now - self.step_started, self.trainer))
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the gradients of step {state.global_step} were not finite (grad_norm {grad_norm}), so the weights "
+                "are lost. Go on from the last checkpoint with Run.continue_from(folder), or begin again with "
+                "dtype='float32' or a smaller learning_rate."
+            )
         if not self.steering.running.is_set() and not self.steering.stop.is_set():
             self.on_pause(True)
             while not self.steering.running.wait(0.05) and not self.steering.stop.is_set():

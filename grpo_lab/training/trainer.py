@@ -202,7 +202,7 @@ class ChunkedGRPOTrainer(GRPOTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's step on one micro-batch, with peak memory and time of the loss pass taken around it."""
         # `_prepare_inputs`, called first inside, opens the measurement once the rollout is there.
-        with ExitStack() as self._pass_stack:
+        with _without_cudnn_attention(), ExitStack() as self._pass_stack:
             loss: torch.Tensor = super().training_step(*args, **kwargs)
         return loss
 
@@ -238,6 +238,21 @@ class ChunkedGRPOTrainer(GRPOTrainer):
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         check_trainable(self.model, optimizer)
         return optimizer
+
+
+@contextmanager
+def _without_cudnn_attention() -> Iterator[None]:
+    """Leave attention to PyTorch's other backends.
+
+    Since torch 2.11 cuDNN comes first on H100 and H200, and its backward pass gives NaN for a masked sequence of
+    64 more than a multiple of 128 tokens (pytorch/pytorch#196678, huggingface/trl#7181).
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
