@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -33,6 +34,10 @@ def _button(label: str, icon: str, tooltip: str, action: Callable[[], None]) -> 
     button = widgets.Button(description=label, icon=icon, tooltip=tooltip, layout=widgets.Layout(width="auto"))
     button.on_click(lambda _: action())
     return button
+
+
+def _from_here(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 class Dashboard:
@@ -229,7 +234,7 @@ class Dashboard:
         color = _STATUS_COLORS.get(run.status, GREY)
         share = 100 * run.step / max(1, run.total_steps)
         bar = f"height:6px;border-radius:3px;width:{share:.1f}%;background:{color}"
-        facts = (f"head: {run.implementation}", f"record: {run.folder}", run.tracker_description)
+        facts = (f"head: {run.implementation}", f"record: {_from_here(run.folder)}", run.tracker_description)
         hint = "Controls act at the next step boundary. Kernel > Interrupt, while a cell waits, stops the run cleanly."
         small = '<div style="opacity:.75;font-size:11px">'
         lines = [

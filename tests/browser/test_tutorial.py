@@ -87,6 +87,11 @@ def test_run_all_steer_stop_and_reload(browser: Any, lab: tuple[str, Path], tmp_
     until(lambda: status(root) == "stopped", "the end of the run", 10)
     assert time.monotonic() - stopping < 2
 
+    # Two prices in an answer are no formula.
+    page.locator(".jp-OutputArea-output table.mathjax_ignore").wait_for(state="attached", timeout=90_000)
+    time.sleep(1)
+    assert page.locator(".jp-OutputArea-output mjx-container").count() == 0
+
     # After the end a picture is there; a reload brings the view back.
     picture = page.locator(".jp-OutputArea-output img")
     until(lambda: picture.count() >= 1, "a picture in the notebook", 30)

@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,17 @@ def test_notices_record_and_tracker_are_said_escaped():
     assert "Interrupt" in text
     assert re.search(r"about \d+ s left", text)
     assert "near 0" in text
+
+
+def test_the_record_is_named_from_where_the_notebook_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = FakeRun()
+    for folder, said in (
+        (tmp_path / "runs" / "one", "record: runs/one "),
+        (Path("/elsewhere/one"), ": /elsewhere/one "),
+    ):
+        run.folder = folder
+        assert said in texts(Dashboard(run))
 
 
 def test_a_run_without_rows_says_so():
