@@ -199,6 +199,7 @@ class Run:
         try:
             self._open_tracker()
         except BaseException:
+            self.status = "new"
             self._release()
             raise
         if background:
