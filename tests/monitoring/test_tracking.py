@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import wandb
+
 from grpo_lab.monitoring import tracking
 from grpo_lab.monitoring.tracking import Tracker, open_tracker
 
