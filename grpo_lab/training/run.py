@@ -236,10 +236,12 @@ class Run:
         """
         if self.status == "new":
             return self.status
-        while not self._done.is_set():
+        ended = False
+        while not ended:
             try:
                 # A join would mark the thread as dead when it is interrupted on Python 3.11 and 3.12.
-                self._done.wait(0.1)
+                while not ended:
+                    ended = self._done.wait(0.1)
             except KeyboardInterrupt:
                 self.stop()
         self._raise_failure()

@@ -202,7 +202,7 @@ class Dashboard:
             self._charts.value = (
                 '<div style="display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:6px 18px;'
                 f'color:var(--jp-ui-font-color1,inherit)">{charts}</div>'
-                '<div style="opacity:.7;font-size:11px">'
+                '<div style="opacity:.7;font-size:11px;line-height:1.4">'
                 "On policy the loss is a mean of advantages, near 0 whatever is learnt; the reward "
                 "is what learning moves, and the gradient norm says whether it moves.</div>"
             )
