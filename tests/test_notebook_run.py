@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
 
 import nbformat
@@ -29,6 +30,12 @@ folder.mkdir(parents=True)
 rows = [{"step": n, "time_s": n, "reward": n / 10, "memory/peak_mib": 5 * n} for n in range(1, steps + 1)]
 (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 print("background", background)
+"""
+
+EXECUTE = """
+import sys, pathlib
+from grpo_lab.notebook_run import execute
+execute(pathlib.Path(sys.argv[1]), {}, pathlib.Path(sys.argv[2]))
 """
 
 
@@ -102,14 +109,22 @@ def test_a_failing_cell_is_named_and_what_was_shown_is_kept(make, tmp_path, sour
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of the event loop")
 def test_ctrl_c_interrupts_the_cell_and_the_notebook_goes_on(make, tmp_path):
-    def interrupt_soon(number, _total):
-        if number == 4:
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    waiting = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('stopped')"
-    executed = execute(make(waiting, "print('after')"), {}, tmp_path / "out", on_cell=interrupt_soon)
-    shown = [cell.outputs[0].text for cell in nbformat.read(executed, as_version=4).cells[-2:]]
-    assert shown == ["stopped\n", "after\n"]
+    waiting = (
+        "import time\nfrom pathlib import Path\ntry:\n    Path('waiting').touch()\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('stopped')"
+    )
+    notebook, folder = make(waiting, "print('after')"), tmp_path / "out"
+    # In a process of its own: an interrupt that came too late would end the test run.
+    child = subprocess.Popen([sys.executable, "-c", EXECUTE, str(notebook), str(folder)])
+    deadline = time.monotonic() + 120
+    while not (folder / "waiting").exists():
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(60) == 0
+    cells = nbformat.read(folder / notebook.name, as_version=4).cells
+    assert [cell.outputs[0].text for cell in cells[-2:]] == ["stopped\n", "after\n"]
 
 
 def test_a_run_ends_with_a_table_and_the_paths(make, tmp_path, capsys):
