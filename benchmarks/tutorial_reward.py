@@ -4,8 +4,7 @@
 
 A row holds the mean strict reward of the first and of the last ten steps, and the seconds of the whole training.
 The settings are the defaults of `RunConfig`; the tutorial's differ in the chunk size alone, which changes no reward.
-The last line says whether each seed rose by
-0.20 or more within 300 s; the exit code says the same.
+The last line says whether each seed rose by 0.20 or more within 300 s; the exit code says the same.
 """
 
 import argparse
