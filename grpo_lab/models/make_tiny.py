@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
@@ -274,16 +273,15 @@ def accuracy(
     return right / count
 
 
-def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, Any]) -> None:
-    """Weights in bfloat16, tokenizer, and `recipe.json` with the recipe and what was measured."""
+def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Weights in bfloat16, and the tokenizer."""
     model.generation_config.update(do_sample=True, temperature=1.0, eos_token_id=tokenizer.eos_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Make the model, score it, and write it to a folder."""
+    """Make the model, write it to a folder, and score what was written."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
@@ -292,21 +290,23 @@ def main() -> None:
     recipe = Recipe(steps=given.steps)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = train_tokenizer(recipe)
-    model = train(recipe, tokenizer, device)
-    # Scored as it is stored: rounded to bfloat16, run in float32.
-    model = model.to(torch.bfloat16).float()
+    save(given.folder, train(recipe, tokenizer, device), tokenizer)
+    # Read back, since a model that was cast to bfloat16 has its rotary frequencies rounded, and a stored one has not.
+    model = LlamaForCausalLM.from_pretrained(given.folder, dtype=torch.float32).to(device)
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     facts = {
         "recipe": asdict(recipe),
         "corpus_sha256": corpus_hash(recipe.seed),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
-        "scored_on": given.score_on,
+        "trained_on": device_name,
+        "torch": torch.__version__,
+        "scored_on": device_name,
+        "scored_problems": given.score_on,
         "accuracy_sampled": accuracy(model, tokenizer, count=given.score_on, greedy=False),
         "accuracy_greedy": accuracy(model, tokenizer, count=given.score_on, greedy=True),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
     }
-    save(given.folder, model, tokenizer, facts)
+    (given.folder / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(facts, indent=2))
 
 

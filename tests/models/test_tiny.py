@@ -87,7 +87,7 @@ def test_the_recipe_runs_in_miniature(tmp_path: Path) -> None:
     )  # fmt: skip
     tokenizer = train_tokenizer(recipe)
     model = train(recipe, tokenizer, torch.device("cpu"))
-    save(tmp_path / "made", model, tokenizer, {"steps": 2})
+    save(tmp_path / "made", model, tokenizer)
     loaded, _ = load_model(str(tmp_path / "made"), dtype="bfloat16", device="cpu")
     for name, weight in loaded.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
