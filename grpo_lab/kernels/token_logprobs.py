@@ -84,12 +84,14 @@ class _FrozenHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         positions, logp_rows, entropy_rows = ctx.saved_tensors
-        grad_hidden = positions.new_zeros(ctx.hidden_shape, dtype=ctx.hidden_dtype)
         terms = [
             (kept, grad)
             for kept, grad in ((logp_rows, grad_logps), (entropy_rows, grad_entropies))
             if kept is not None and grad is not None
         ]
+        if not terms:
+            return (None,) * 7
+        grad_hidden = positions.new_zeros(ctx.hidden_shape, dtype=ctx.hidden_dtype)
         for rows, index in _chunks(positions, ctx.chunk_size):
             grad_hidden[index] = sum(kept[rows] * grad[index][:, None] for kept, grad in terms).to(ctx.hidden_dtype)
         return grad_hidden, None, None, None, None, None, None
@@ -125,6 +127,8 @@ class _TrainableHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_logps is None and grad_entropies is None:
+            return (None,) * 7
         hidden_states, weight, bias, completion_ids, positions = ctx.saved_tensors
         tiles = Tiles(positions.size(0), weight, bias, ctx.options, ctx.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -211,6 +215,9 @@ def per_token_logps(
         raise ValueError("implementation 'triton' computes in fp32; for fp64 inputs use implementation='torch'.")
     mask = torch.ones_like(completion_ids, dtype=torch.bool) if completion_mask is None else completion_mask != 0
     check_ids(completion_ids, mask, weight.size(0))
+    if not torch.is_grad_enabled():
+        # An autograd function sees what requires a gradient, not that gradients are off.
+        hidden_states = hidden_states.detach()
     head_trains = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     function = _TrainableHead if head_trains else _FrozenHead
     logps, entropies = function.apply(hidden_states, weight, bias, completion_ids, mask.nonzero(), options, dtype)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from grpo_lab import kernels
 from tests.kernels.cases import (
@@ -438,6 +439,68 @@ def test_no_tensor_is_larger_than_a_tile_or_the_kept_rows():
     # The test sees what it forbids: a trainable weight has its (V, H) gradient.
     trainable = make_case((64,), hidden=8, vocabulary=1000)
     assert max(allocations(trainable, chunk_size=4)) == 8 * 1000
+
+
+def _addmm_operations(_: Any, a: Any, b: Any, **__: Any) -> int:
+    return 2 * a[0] * a[1] * b[1]
+
+
+def products(case: Case, implementation: str) -> float:
+    """Operations in matrix products of a forward pass, and of a backward pass where one is due, over N H V."""
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_operations})
+    with counter:
+        logps, _ = kernels.per_token_logps(
+            case.hidden_states,
+            case.weight,
+            case.completion_ids,
+            completion_mask=case.completion_mask,
+            chunk_size=4,
+            implementation=implementation,
+            **case.options,
+        )
+        if logps.requires_grad:
+            logps.sum().backward()
+    return counter.get_total_flops() / (int(case.completion_mask.sum()) * case.weight.numel())
+
+
+@each_implementation
+def test_no_product_is_made_that_nobody_asked_for(implementation: str):
+    assert products(make_case(bias=False), implementation) == 8
+    assert products(make_case(bias=False, requires_grad=("weight",)), implementation) == 6
+    assert products(make_case(bias=False, requires_grad=("hidden_states",)), implementation) == 4
+    assert products(make_case(bias=False, requires_grad=()), implementation) == 2
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            assert products(make_case(bias=False), implementation) == 2
+
+
+class _NoGradient(torch.autograd.Function):
+    """A loss that tells its input nothing."""
+
+    @staticmethod
+    def forward(_ctx: Any, logps: Tensor) -> Tensor:
+        return logps.sum()
+
+    @staticmethod
+    def backward(_ctx: Any, _grad: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("requires_grad", [("hidden_states",), LEAVES], ids="+".join)
+def test_no_upstream_gradient_gives_no_gradient(requires_grad: tuple[str, ...]):
+    case = make_case(requires_grad=requires_grad)
+    logps, _ = kernels.per_token_logps(
+        case.hidden_states,
+        case.weight,
+        case.completion_ids,
+        bias=case.bias,
+        completion_mask=case.completion_mask,
+        chunk_size=4,
+        implementation="torch",
+        **case.options,
+    )
+    _NoGradient.apply(logps).backward()
+    assert all(leaf.grad is None for leaf in case.leaves.values())
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,6 +39,8 @@ torch_head = partial(agreement, "torch")
 torch_frozen = partial(agreement, "torch", ("hidden_states",))
 triton_head = partial(agreement, "triton")
 two_blocks = partial(agreement, "triton", vocabulary=2500)
+no_idle_product = partial(checks.test_no_product_is_made_that_nobody_asked_for, "torch")
+no_upstream = partial(checks.test_no_upstream_gradient_gives_no_gradient, LEAVES)
 bad_ids = partial(checks.test_an_id_outside_the_vocabulary_is_named_with_its_position, -1)
 
 MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
@@ -99,6 +101,15 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
         "positions, entropy_rows, logp_rows = ctx",
         torch_frozen,
     ),
+    (token_logprobs, "hidden_states = hidden_states.detach()", "pass", no_idle_product),
+    (token_logprobs, "needs_rows = ctx.needs_input_grad[0]", "needs_rows = True", no_idle_product),
+    (
+        token_logprobs,
+        "zeros_like(hidden_states) if needs_hidden else None",
+        "zeros_like(hidden_states)",
+        no_idle_product,
+    ),
+    (token_logprobs, "if grad_logps is None and grad_entropies is None:", "if False:", no_upstream),
     (arguments, "(completion_ids < 0) | ", "", bad_ids),
     (arguments, " and widest != torch.float64", "", checks.test_autocast_leaves_float64_alone),
 ]
