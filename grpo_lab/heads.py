@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 _PROBE_TOKENS = 4
 _PROBE_TOLERANCE = 2e-3
+# Past the caps in use (5 to 50): a cap bends logits that are large, and those of a young model are not.
+_LARGEST_PROBE_LOGIT = 50.0
 # Families multiply by these config fields; Granite's family divides by `logits_scaling`.
 _MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 
@@ -92,7 +94,8 @@ def check_head(model: nn.Module) -> LMHead:
     """Refuse, by name, a head whose log-probs the kernels would not give.
 
     A few tokens are run through the model: `log_softmax` of its own logits must equal `log_softmax` of what `LMHead`
-    describes. So a family with a transform that is not known here is refused instead of trained wrongly.
+    describes, once as they are and once with a ramp of large logits in place of the head's product. So a family with
+    a transform that is not known here is refused instead of trained wrongly.
 
     Args:
         model: a causal LM, plain or inside PEFT.
@@ -128,22 +131,34 @@ def check_head(model: nn.Module) -> LMHead:
 def _probe(base: Any, head: LMHead) -> float:
     """Largest difference between the model's own log-probs and those of `head`, in nats."""
     ids = torch.arange(_PROBE_TOKENS, device=head.weight.device)[None] % head.weight.size(0)
+    ramp = torch.linspace(-_LARGEST_PROBE_LOGIT, _LARGEST_PROBE_LOGIT, head.weight.size(0), device=ids.device)
     training_modules = [module for module in base.modules() if module.training]
     base.eval()
     try:
         hidden_states = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
         own = base(input_ids=ids, use_cache=False).logits
+        with base.get_output_embeddings().register_forward_hook(
+            lambda _module, _args, out: ramp.to(out).expand_as(out)
+        ):
+            own_of_ramp = base(input_ids=ids, use_cache=False).logits
     finally:
         for module in training_modules:
             module.training = True
-    logits = hidden_states.float() @ head.weight.float().T
+    # Block by block: a (V, H) copy in fp32 would outweigh a small model.
+    product = torch.cat([hidden_states.float() @ rows.float().T for rows in head.weight.split(8192)], -1)
     if head.bias is not None:
-        logits = logits + head.bias.float()
-    logits = logits * head.logit_scale
+        product = product + head.bias.float()
+    differences = _difference(own, product, head), _difference(own_of_ramp, ramp.to(own.dtype).float(), head)
+    return float(torch.maximum(*differences))  # NaN stays NaN
+
+
+def _difference(own: Tensor, product: Tensor, head: LMHead) -> Tensor:
+    """Largest difference in nats between log-probs of the logits `own` and of `head`'s transform of `product`."""
+    logits = product * head.logit_scale
     if head.soft_cap is not None:
         logits = head.soft_cap * torch.tanh(logits / head.soft_cap)
     # Low-precision models round their own logits; so is the comparison.
     rounded = logits.to(own.dtype).float()
     difference = (rounded.log_softmax(-1) - own.float().log_softmax(-1)).abs()
     slack = own.float().abs().max() * torch.finfo(own.dtype).eps * 4
-    return float((difference - slack).clamp(min=0).max())
+    return (difference - slack).clamp(min=0).max()

@@ -32,6 +32,16 @@ MUTANTS: list[tuple[str, str, Callable[[], None]]] = [
     ("return module.modules_to_save[active[0]]", "return module.original_module", active_copy),
     ("if isinstance(module, BaseTunerLayer):", "if False:", adapter),
     ("if not difference < _PROBE_TOLERANCE:", "if False:", checks.test_an_unknown_transform_of_the_logits_is_refused),
+    (
+        "_LARGEST_PROBE_LOGIT = 50.0",
+        "_LARGEST_PROBE_LOGIT = 0.5",
+        checks.test_a_cap_is_seen_though_the_model_is_young_and_its_logits_small,
+    ),
+    (
+        "float(torch.maximum(*differences))",
+        "max(map(float, differences))",
+        checks.test_logits_that_are_not_numbers_are_refused,
+    ),
     ("module.training = True", "pass", checks.test_the_probe_keeps_each_module_in_its_mode),
 ]
 
