@@ -1,6 +1,8 @@
 """From a run's settings to its trainer: model, data, rewards and TRL's arguments."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedTokenizerBase, PrinterCallback
@@ -17,6 +19,14 @@ REWARD_FUNCTIONS: dict[str, Callable[..., list[float]]] = {
     "lenient_correctness": lenient_correctness_reward,
     "format": format_reward,
 }
+
+
+@contextmanager
+def without_renaming_warnings() -> Iterator[None]:
+    """Hide what transformers 5.24 warns of inside TRL 1.16, a renaming that no user of either can act on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(trl|transformers)\.")
+        yield
 
 
 def torch_device(config: RunConfig) -> torch.device:
@@ -101,21 +111,29 @@ def build_trainer(
         RunConfigError: anything of it cannot be used; the message is the first error's own.
     """
     try:
-        arguments = trainer_arguments(config)
-        if rewards is not None:
-            arguments.reward_weights = [1.0] * len(rewards)
-        dataset = load_task(config.task, split="train", size=config.task_size, seed=config.seed)
-        model, tokenizer = load_model(config.model, dtype=_dtype(config), device=torch_device(config))
-        trainer = ChunkedGRPOTrainer(
-            model=model,
-            args=arguments,
-            reward_funcs=rewards or [REWARD_FUNCTIONS[name] for name in config.rewards],
-            train_dataset=dataset,
-            processing_class=tokenizer,
-            peft_config=lora_config(r=config.lora_r, alpha=config.lora_alpha, target_modules=config.target_modules()),
-            meter=meter,
-        )
+        with without_renaming_warnings():
+            trainer, tokenizer = _build(config, meter, rewards)
     except (ValueError, RuntimeError) as error:
         raise RunConfigError(str(error)) from error
     trainer.remove_callback(PrinterCallback)
+    return trainer, tokenizer
+
+
+def _build(
+    config: RunConfig, meter: MemoryMeter, rewards: list[Callable[..., list[float]]] | None
+) -> tuple[ChunkedGRPOTrainer, PreTrainedTokenizerBase]:
+    arguments = trainer_arguments(config)
+    if rewards is not None:
+        arguments.reward_weights = [1.0] * len(rewards)
+    dataset = load_task(config.task, split="train", size=config.task_size, seed=config.seed)
+    model, tokenizer = load_model(config.model, dtype=_dtype(config), device=torch_device(config))
+    trainer = ChunkedGRPOTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=rewards or [REWARD_FUNCTIONS[name] for name in config.rewards],
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=lora_config(r=config.lora_r, alpha=config.lora_alpha, target_modules=config.target_modules()),
+        meter=meter,
+    )
     return trainer, tokenizer

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import set_seed
 
 from grpo_lab.monitoring import History, MemoryMeter, Tracker, open_tracker
 from grpo_lab.training.answers import generate_answers
-from grpo_lab.training.build import build_trainer, torch_device
+from grpo_lab.training.build import build_trainer, torch_device, without_renaming_warnings
 from grpo_lab.training.config import RunConfig
 from grpo_lab.training.errors import RunConfigError, RunFailedError
 from grpo_lab.training.record import RunRecord, latest_checkpoint, new_folder, package_versions, unwritable
@@ -330,9 +329,7 @@ class Run:
         trainer.add_callback(callback)
         before = _fingerprint(trainer.model)
         try:
-            with warnings.catch_warnings():
-                # transformers 5.24 warns of a renaming inside TRL 1.16, which no user of either can act on.
-                warnings.filterwarnings("ignore", category=FutureWarning, module=r"(trl|transformers)\.")
+            with without_renaming_warnings():
                 trainer.train(resume_from_checkpoint=str(self._checkpoint) if self._checkpoint else None)
         finally:
             trainer.remove_callback(callback)
