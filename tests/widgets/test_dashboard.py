@@ -1,5 +1,6 @@
 """The live view without a browser: what it draws, how often, and what its controls set."""
 
+import asyncio
 import base64
 import gc
 import re
@@ -98,6 +99,48 @@ def test_what_is_displayed_outlives_the_widget(shown):
     assert "finished, step 5 of 5" in shown.bundles[-2]["text/plain"]
     assert "application/vnd.jupyter.widget-view+json" in shown.bundles[-2]
     assert "application/vnd.jupyter.widget-view+json" not in shown.bundles[-1]
+
+
+def test_an_awaited_run_ends_while_other_tasks_go_on(shown):
+    run = FakeRun(total_steps=30, gap_s=0.01)
+    dashboard = Dashboard(run, refresh_hz=20)
+    dashboard.show()
+    turns = 0
+
+    async def cell() -> str:
+        async def kernel() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.02)
+
+        other = asyncio.create_task(kernel())
+        try:
+            return await asyncio.wait_for(dashboard.finished(), 30)
+        finally:
+            other.cancel()
+
+    run.start()
+    assert asyncio.run(cell()) == "finished"
+    assert turns > 3
+    assert "finished, step 30 of 30" in shown.bundles[-1]["text/plain"]
+    assert "image/png" in shown.bundles[-1]
+
+
+def test_an_interrupt_of_the_awaiting_cell_stops_the_run(shown):
+    run = FakeRun(total_steps=10_000, gap_s=0.01)
+    dashboard = Dashboard(run)
+
+    async def cell() -> str:
+        waiting = asyncio.create_task(dashboard.finished())
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        return await waiting
+
+    run.start()
+    assert asyncio.run(cell()) == "stopped"
+    assert run.calls == ["stop"]
+    assert run.step < 10_000
 
 
 def test_a_failed_run_shows_its_error_and_raises_it(shown):
@@ -200,6 +243,15 @@ def test_notices_record_and_tracker_are_said_escaped():
     assert "Interrupt" in text
     assert re.search(r"about \d+ s left", text)
     assert "near 0" in text
+
+
+def test_folder_and_tracker_are_text_never_markup():
+    run = FakeRun()
+    run.folder, run.tracker_description = Path("runs/<script>one"), "<script>two"
+    text = texts(Dashboard(run))
+    assert "<script>" not in text
+    assert "runs/&lt;script&gt;one" in text
+    assert "&lt;script&gt;two" in text
 
 
 def test_the_record_is_named_from_where_the_notebook_is(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_lab.monitoring import History
 from grpo_lab.widgets.panels import Line, Panel, run_panels, thinned
-from grpo_lab.widgets.svg import panel_svg, ticks
+from grpo_lab.widgets.svg import HEIGHT, panel_svg, ticks
 from tests.widgets.fake_run import FakeRun
 
 
@@ -112,6 +112,26 @@ def test_the_chunk_size_is_stairs_on_the_memory_panel():
     heights = [float(value) for value in re.findall(r"V([\d.]+)", path)]
     assert heights[1] > heights[0]
     assert "64 tokens" in panel_svg(memory, 3)
+
+
+def test_the_right_axis_names_powers_of_two_inside_the_frame():
+    rows = [{"memory/peak_mib": 100.0, "loss/chunk_size": size} for size in (2048, 64)]
+    _, memory, *_ = panels_of(*rows)
+    svg = parse(panel_svg(memory, 3))
+    labels = [text for text in svg.iter("text") if text.get("fill") == memory.right.color]
+    sizes = [float((text.text or "").replace(",", "")) for text in labels]
+    heights = [float(text.get("y", "")) for text in labels]
+    assert sizes == [64, 128, 256, 512, 1024, 2048]
+    assert heights == sorted(heights, reverse=True)
+    assert HEIGHT > heights[0] > heights[-1] > 0
+    (stairs,) = stroked(panel_svg(memory, 3), memory.right.color)
+    start, end = float(re.findall(r"M[\d.]+ ([\d.]+)", stairs)[0]), float(re.findall(r"V([\d.]+)", stairs)[-1])
+    assert [heights[-1] - 4, heights[0] - 4] == pytest.approx([start, end], abs=0.11)
+
+
+def test_the_legend_says_the_last_value_with_its_unit():
+    texts = [text.text for text in parse(panel_svg(panel([0.25, 0.5, 1.5]), 3)).iter("text")]
+    assert "duration 1.5 s" in texts
 
 
 def test_names_are_escaped():

@@ -63,6 +63,9 @@ def test_answers_side_by_side_are_escaped_and_judged():
     assert repr(shown) == f"wrong -> right: {EVIL}"
 
 
-def test_answers_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="after must have one entry a question, 2; got 1"):
-        compare_answers(["a", "b"], ["a", "b"], ["a"], [True, True], [True, True])
+@pytest.mark.parametrize("short", ["before", "after", "right_before", "right_after"])
+def test_answers_of_another_length_are_refused(short):
+    columns = {"before": ["a", "b"], "after": ["a", "b"], "right_before": [True, True], "right_after": [True, True]}
+    columns[short] = columns[short][:1]
+    with pytest.raises(ValueError, match=f"^{short} must have one entry a question, 2; got 1"):
+        compare_answers(["a", "b"], **columns)
