@@ -51,9 +51,28 @@ def test_settings_that_cannot_be_used_are_one_line(
 ) -> None:
     assert main(["train", *SMALL, f"--output-dir={tmp_path / 'runs'}", *arguments]) == 2
     said = capsys.readouterr().err
-    assert message in said
+    (line,) = [line for line in said.splitlines() if line.startswith("grpo-lab: ")]
+    assert message in line
     assert "Traceback" not in said
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--steps=many", "argument --steps: invalid int value: 'many'"),
+        ("--temperature=warm", "argument --temperature: invalid float value: 'warm'"),
+        ("--rewards=correctness", "argument --rewards: expected name=weight,name=weight; got 'correctness'"),
+        ("--no-such-setting=1", "unrecognized arguments: --no-such-setting=1"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_told(
+    argument: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", argument])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_is_trained_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +82,7 @@ def test_a_run_is_trained_and_continued(tmp_path: Path, capsys: pytest.CaptureFi
     assert "finished after 2 of 2 steps" in said
     folder = next(tmp_path.iterdir())
     assert str(folder) in said
+    assert json.loads((folder / "run.json").read_text())["config"]["steps"] == 2
     assert main(["resume", str(folder), "--steps", "3"]) == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]

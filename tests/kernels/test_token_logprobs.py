@@ -503,7 +503,7 @@ def test_no_upstream_gradient_gives_no_gradient(requires_grad: tuple[str, ...]):
     assert all(leaf.grad is None for leaf in case.leaves.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5)),
     hidden=st.integers(1, 9),

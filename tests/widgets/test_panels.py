@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
@@ -66,6 +66,7 @@ def test_the_step_axis_ends_ahead_of_the_run(step, total, end):
     assert axis_end(step, total) == end
 
 
+@example([float(7 * n % 50) for n in range(50)], 5)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(1, 30))
 def test_a_thinned_line_holds_points_of_the_line_in_order_with_its_extremes(values, buckets):
     steps = list(range(3, 3 + len(values)))
