@@ -33,7 +33,7 @@ class RunConfig:
     model: str = _setting("tiny", "a preset (tiny), a local folder, a SmolLM2 GGUF file, or a Hub id")
     task: str = _setting("problems", "problems (generated), gsm8k (Hub), or a JSONL file or folder in gsm8k's format")
     task_size: int | None = _setting(None, "use only the first so many training rows; none: all")
-    steps: int = _setting(100, "optimizer steps")
+    steps: int = _setting(60, "optimizer steps")
     prompts_per_step: int = _setting(8, "prompts of one optimizer step")
     num_generations: int = _setting(8, "completions sampled for each prompt (the group), at least 2")
     gradient_accumulation_steps: int = _setting(1, "micro-batches of one optimizer step")
