@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_lab.kernels.arguments import check_ids, check_shapes, compute_dtype
+from grpo_lab.kernels.arguments import Head, check_ids, check_shapes, compute_dtype
 from grpo_lab.kernels.dispatch import resolve_implementation
 from grpo_lab.kernels.options import HeadOptions
 from grpo_lab.kernels.products import add_product_
@@ -37,45 +37,53 @@ def _chunks(positions: Tensor, size: int) -> Iterator[tuple[slice, tuple[Tensor,
         yield slice(start, start + size), positions[start : start + size].unbind(1)
 
 
+def _chunk_of(states: tuple[Tensor, ...], index: tuple[Tensor, ...], dtype: torch.dtype) -> list[Tensor]:
+    return [state[index].to(dtype) for state in states]
+
+
 class _FrozenHead(torch.autograd.Function):
     """Keeps the derivative rows that the backward pass scales."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
         completion_ids: Tensor,
         positions: Tensor,
         options: HeadOptions,
         dtype: torch.dtype,
+        head: Head,
+        *states: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.hidden_shape, ctx.hidden_dtype, ctx.chunk_size = (
-            hidden_states.shape,
-            hidden_states.dtype,
-            options.chunk_size,
-        )
+        ctx.chunk_size = options.chunk_size
+        ctx.shapes_and_dtypes = [(state.shape, state.dtype) for state in states]
         count = positions.size(0)
-        tiles = Tiles(count, weight, bias, options, dtype)
-        logps = torch.zeros(completion_ids.shape, dtype=tiles.logits.dtype, device=hidden_states.device)
+        tiles = Tiles(count, head, options, dtype)
+        logps = torch.zeros(completion_ids.shape, dtype=tiles.logits.dtype, device=completion_ids.device)
         entropies = torch.zeros_like(logps)
-        kept_shape = (count, weight.size(1))
-        needs_rows = ctx.needs_input_grad[0]
-        logp_rows = weight.new_empty(kept_shape, dtype=dtype) if needs_rows else None
-        needs_entropy_rows = needs_rows and options.entropies_require_grad
-        entropy_rows = weight.new_empty(kept_shape, dtype=dtype) if needs_entropy_rows else None
+        needed = ctx.needs_input_grad[-len(states) :]
+
+        def rows_to_keep(differentiable: bool) -> list[Tensor | None]:
+            return [
+                weight.new_empty((count, weight.size(1)), dtype=dtype) if needs and differentiable else None
+                for needs, weight in zip(needed, head.weights, strict=True)
+            ]
+
+        logp_rows, entropy_rows = rows_to_keep(True), rows_to_keep(options.entropies_require_grad)
         for rows, index in _chunks(positions, options.chunk_size):
             targets = completion_ids[index].long()
-            tile, logps[index], normalizers, chunk_entropies = tiles.score(hidden_states[index].to(dtype), targets)
+            tile, logps[index], normalizers, chunk_entropies = tiles.score(_chunk_of(states, index, dtype), targets)
             entropies[index] = chunk_entropies
             ones = torch.ones_like(normalizers)
             for kept, coefficients in ((logp_rows, (ones, None)), (entropy_rows, (None, ones))):
-                if kept is not None:
-                    derivative = tiles.derivative(tile, targets, normalizers, chunk_entropies, *coefficients)
-                    kept[rows] = tiles.hidden_product(derivative)
-        ctx.save_for_backward(positions, logp_rows, entropy_rows)
+                if all(part is None for part in kept):
+                    continue
+                derivative = tiles.derivative(tile, targets, normalizers, chunk_entropies, *coefficients)
+                tiles.scale_(derivative)
+                for number, part in enumerate(kept):
+                    if part is not None:
+                        part[rows] = tiles.state_product(derivative, number)
+        ctx.save_for_backward(positions, *logp_rows, *entropy_rows)
         if not options.entropies_require_grad:
             ctx.mark_non_differentiable(entropies)
         return logps, entropies
@@ -83,18 +91,23 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        positions, logp_rows, entropy_rows = ctx.saved_tensors
-        terms = [
-            (kept, grad)
-            for kept, grad in ((logp_rows, grad_logps), (entropy_rows, grad_entropies))
-            if kept is not None and grad is not None
-        ]
-        if not terms:
-            return (None,) * 7
-        grad_hidden = positions.new_zeros(ctx.hidden_shape, dtype=ctx.hidden_dtype)
-        for rows, index in _chunks(positions, ctx.chunk_size):
-            grad_hidden[index] = sum(kept[rows] * grad[index][:, None] for kept, grad in terms).to(ctx.hidden_dtype)
-        return grad_hidden, None, None, None, None, None, None
+        positions, *kept = ctx.saved_tensors
+        count = len(ctx.shapes_and_dtypes)
+        grads: list[Tensor | None] = []
+        for (shape, dtype), *parts in zip(ctx.shapes_and_dtypes, kept[:count], kept[count:], strict=True):
+            terms = [
+                (part, grad)
+                for part, grad in zip(parts, (grad_logps, grad_entropies), strict=True)
+                if part is not None and grad is not None
+            ]
+            if not terms:
+                grads.append(None)
+                continue
+            grad_state = positions.new_zeros(shape, dtype=dtype)
+            for rows, index in _chunks(positions, ctx.chunk_size):
+                grad_state[index] = sum(part[rows] * grad[index][:, None] for part, grad in terms).to(dtype)
+            grads.append(grad_state)
+        return (None,) * 5 + tuple(grads)
 
 
 class _TrainableHead(torch.autograd.Function):
@@ -103,23 +116,25 @@ class _TrainableHead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
         completion_ids: Tensor,
         positions: Tensor,
         options: HeadOptions,
         dtype: torch.dtype,
+        bias: Tensor | None,
+        vocabulary_scale: Tensor | None,
+        *states_and_weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.options, ctx.dtype = options, dtype
-        tiles = Tiles(positions.size(0), weight, bias, options, dtype)
-        logps = torch.zeros(completion_ids.shape, dtype=tiles.logits.dtype, device=hidden_states.device)
+        half = len(states_and_weights) // 2
+        states, head = states_and_weights[:half], Head(states_and_weights[half:], bias, vocabulary_scale)
+        tiles = Tiles(positions.size(0), head, options, dtype)
+        logps = torch.zeros(completion_ids.shape, dtype=tiles.logits.dtype, device=completion_ids.device)
         entropies = torch.zeros_like(logps)
         for _, index in _chunks(positions, options.chunk_size):
-            h, targets = hidden_states[index].to(dtype), completion_ids[index].long()
-            _, logps[index], _, entropies[index] = tiles.score(h, targets)
-        ctx.save_for_backward(hidden_states, weight, bias, completion_ids, positions)
+            targets = completion_ids[index].long()
+            _, logps[index], _, entropies[index] = tiles.score(_chunk_of(states, index, dtype), targets)
+        ctx.save_for_backward(completion_ids, positions, bias, vocabulary_scale, *states_and_weights)
         if not options.entropies_require_grad:
             ctx.mark_non_differentiable(entropies)
         return logps, entropies
@@ -128,32 +143,42 @@ class _TrainableHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_logps is None and grad_entropies is None:
-            return (None,) * 7
-        hidden_states, weight, bias, completion_ids, positions = ctx.saved_tensors
-        tiles = Tiles(positions.size(0), weight, bias, ctx.options, ctx.dtype)
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(hidden_states) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=tiles.logits.dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=tiles.logits.dtype) if needs_bias else None
+            return (None,) * len(ctx.needs_input_grad)
+        completion_ids, positions, bias, vocabulary_scale, *states_and_weights = ctx.saved_tensors
+        half = len(states_and_weights) // 2
+        states, weights = tuple(states_and_weights[:half]), tuple(states_and_weights[half:])
+        needs_bias, needs_scale, *needs = ctx.needs_input_grad[4:]
+        tiles = Tiles(positions.size(0), Head(weights, bias, vocabulary_scale), ctx.options, ctx.dtype, needs_scale)
+        wide = tiles.logits.dtype
+        grad_states = [torch.zeros_like(t) if n else None for t, n in zip(states, needs[:half], strict=True)]
+        grad_weights = [
+            torch.zeros_like(t, dtype=wide) if n else None for t, n in zip(weights, needs[half:], strict=True)
+        ]
+        grad_bias = torch.zeros_like(bias, dtype=wide) if needs_bias else None
+        grad_scale = torch.zeros_like(vocabulary_scale, dtype=wide) if needs_scale else None
         for _, index in _chunks(positions, ctx.options.chunk_size):
-            h, targets = hidden_states[index].to(ctx.dtype), completion_ids[index].long()
-            tile, _, normalizers, entropies = tiles.score(h, targets)
+            chunk, targets = _chunk_of(states, index, ctx.dtype), completion_ids[index].long()
+            tile, _, normalizers, entropies = tiles.score(chunk, targets)
             coefficients = (None if g is None else g[index] for g in (grad_logps, grad_entropies))
             derivative = tiles.derivative(tile, targets, normalizers, entropies, *coefficients)
-            if grad_hidden is not None:
-                grad_hidden[index] = tiles.hidden_product(derivative).to(grad_hidden.dtype)
-            if grad_weight is not None:
-                add_product_(grad_weight, derivative.T, h)
             if grad_bias is not None:
-                grad_bias += derivative.sum(0, dtype=grad_bias.dtype)
+                grad_bias += derivative.sum(0, dtype=wide)
+            if grad_scale is not None:
+                assert tiles.unscaled is not None, "kept where the scale needs its gradient"
+                grad_scale += (tiles.unscaled[: derivative.size(0)] * derivative).sum(0)
+            tiles.scale_(derivative)
+            for number, state in enumerate(chunk):
+                if (grad := grad_states[number]) is not None:
+                    grad[index] = tiles.state_product(derivative, number).to(grad.dtype)
+                if (grad := grad_weights[number]) is not None:
+                    add_product_(grad, derivative.T, state)
+        grad_weights = [None if g is None else g.to(w.dtype) for g, w in zip(grad_weights, weights, strict=True)]
         return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
+            *(None,) * 4,
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
+            None if grad_scale is None else grad_scale.to(vocabulary_scale.dtype),
+            *grad_states,
+            *grad_weights,
         )
 
 
@@ -167,18 +192,22 @@ def per_token_logps(
     implementation: str,
     completion_mask: Tensor | None = None,
     bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
+    vocabulary_scale: Tensor | None = None,
     logit_scale: float = 1.0,
     soft_cap: float | None = None,
     return_entropies: bool = False,
     entropies_require_grad: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs of `completion_ids`: `log_softmax(f(hidden_states @ weight.T + bias))` gathered at them.
+    """Log-probs of `completion_ids`: `log_softmax(f(x))` gathered at them, with `x = hidden_states @ weight.T + bias`.
 
     `f(x) = logit_scale x / temperature`, with `cap tanh(. / cap)` before the division where `soft_cap` is
-    given. At no time do more than `chunk_size` rows of logits exist: memory above the inputs is a `chunk_size
-    x V` tile in fp32 and one in the compute dtype ("torch" needs two more, three with a soft-cap), and
-    `V x H` in fp32 only for a weight that requires a gradient. With a frozen head the forward pass keeps one
-    row of H values, in the compute dtype, for each token that counts. Masked tokens enter no product.
+    given. An adapter on the head comes as `low_rank` (u, B) and `vocabulary_scale` s, which make `x` into `s
+    (hidden_states @ weight.T + u @ B.T) + bias` at the cost of r more columns, never of a (V, H) matrix. At
+    no time do more than `chunk_size` rows of logits exist: memory above the inputs is a `chunk_size x V` tile
+    in fp32 and one in the compute dtype ("torch" needs two more, three with a soft-cap), and `V x H` in fp32
+    only for a weight that requires a gradient. With a frozen head the forward pass keeps one row of H values,
+    in the compute dtype, for each token that counts. Masked tokens enter no product.
 
     The compute dtype of the products is autocast's where it is on, else the wider of hidden states and
     weight; accumulators are fp32 (fp64 for fp64). Each gradient has its own input's dtype. Backward may be
@@ -193,6 +222,10 @@ def per_token_logps(
         implementation: `"torch"` or `"triton"`.
         completion_mask: (...) bool, integer or float, 1 counts; `None` counts all.
         bias: (V,) float; gradient flows where required.
+        low_rank: states u (..., r) and weight B (V, r), float; gradient flows where required. They are
+            rounded to the compute dtype, as autocast would.
+        vocabulary_scale: (V,) float, multiplies the products before the bias; gradient flows where required,
+            for one more tile.
         logit_scale: multiplies the products.
         soft_cap: > 0 or `None`.
         return_entropies: whether the entropies are returned.
@@ -209,16 +242,20 @@ def per_token_logps(
     """
     options = HeadOptions(temperature, chunk_size, implementation, logit_scale, soft_cap, entropies_require_grad)
     resolve_implementation(implementation, hidden_states.device)
-    check_shapes(hidden_states, weight, bias, completion_ids, completion_mask)
+    states: tuple[Tensor, ...] = (hidden_states,) if low_rank is None else (hidden_states, low_rank[0])
+    head = Head((weight,) if low_rank is None else (weight, low_rank[1]), bias, vocabulary_scale)
+    check_shapes(states, head, completion_ids, completion_mask)
     dtype = compute_dtype(hidden_states, weight)
     if implementation == "triton" and dtype == torch.float64:
         raise ValueError("implementation 'triton' computes in fp32; for fp64 inputs use implementation='torch'.")
     mask = torch.ones_like(completion_ids, dtype=torch.bool) if completion_mask is None else completion_mask != 0
     check_ids(completion_ids, mask, weight.size(0))
-    if not torch.is_grad_enabled():
-        # An autograd function sees what requires a gradient, not that gradients are off.
-        hidden_states = hidden_states.detach()
-    head_trains = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    function = _TrainableHead if head_trains else _FrozenHead
-    logps, entropies = function.apply(hidden_states, weight, bias, completion_ids, mask.nonzero(), options, dtype)
+    arguments = (completion_ids, mask.nonzero(), options, dtype)
+    if head.requires_grad:
+        logps, entropies = _TrainableHead.apply(*arguments, bias, vocabulary_scale, *states, *head.weights)
+    else:
+        if not torch.is_grad_enabled():
+            # An autograd function sees what requires a gradient, not that gradients are off.
+            states = tuple(state.detach() for state in states)
+        logps, entropies = _FrozenHead.apply(*arguments, head, *states)
     return logps, entropies if return_entropies else None

@@ -12,6 +12,8 @@ def per_token_logps(
     temperature: float,
     completion_mask: Tensor | None = None,
     bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
+    vocabulary_scale: Tensor | None = None,
     logit_scale: float = 1.0,
     soft_cap: float | None = None,
     return_entropies: bool = False,
@@ -25,6 +27,9 @@ def per_token_logps(
         temperature: > 0; divides the logits.
         completion_mask: (...), 1 counts; `None` counts all.
         bias: (V,) float; gradient flows.
+        low_rank: states u (..., r) and weight B (V, r) of an adapter on the head, whose product `u @ B.T` is
+            added to that of hidden states and weight; gradient flows.
+        vocabulary_scale: (V,) float, multiplies the products before the bias (DoRA); gradient flows.
         logit_scale: multiplies the products, before the soft-cap.
         soft_cap: where given, logits become `soft_cap * tanh(logits / soft_cap)`.
         return_entropies: whether the entropies are returned.
@@ -40,6 +45,10 @@ def per_token_logps(
     dtype = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
     with torch.autocast(hidden_states.device.type, enabled=False):
         logits = hidden_states.to(dtype) @ weight.to(dtype).T
+        if low_rank is not None:
+            logits = logits + low_rank[0].to(dtype) @ low_rank[1].to(dtype).T
+        if vocabulary_scale is not None:
+            logits = logits * vocabulary_scale.to(dtype)
         if bias is not None:
             logits = logits + bias.to(dtype)
         logits = logits * logit_scale

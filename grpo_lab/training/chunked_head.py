@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 from grpo_lab import kernels, objectives
 from grpo_lab.heads import LMHead, read_head
 from grpo_lab.training.config import IMPLEMENTATIONS
+from grpo_lab.training.router_loss import router_loss
 
 
 def resolve_implementation(name: str, device: torch.device) -> str:
@@ -67,7 +68,7 @@ class ChunkedHeadOutput(ModelOutput):
     Attributes:
         log_probs: (B, S - 1) fp32, log-prob of each next token; 0 where its label is -100.
         entropy: (B, S - 1) fp32, in nats; 0 where the label is -100.
-        aux_loss: always `None`; models with a router loss are refused when the trainer is made.
+        aux_loss: scalar, the router loss of a mixture of experts where `output_router_logits` asks for it, else `None`.
     """
 
     log_probs: Tensor | None = None
@@ -94,6 +95,8 @@ def score_tokens(
         "temperature": settings.temperature,
         "completion_mask": mask,
         "bias": head.bias,
+        "low_rank": head.low_rank_product(hidden_states),
+        "vocabulary_scale": head.vocabulary_scale,
         "logit_scale": head.logit_scale,
         "soft_cap": head.soft_cap,
         "return_entropies": True,
@@ -138,7 +141,12 @@ def attach_chunked_head(
                 kwargs["labels"] = labels
             return plain_forward(*args, **kwargs)
         assert labels is not None, "a fused-head call carries labels"
-        hidden_states = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state[:, :-1]
+        text_config = self.config.get_text_config()
+        wants_router_loss = kwargs.get("output_router_logits", getattr(text_config, "output_router_logits", False))
+        if wants_router_loss:
+            kwargs["output_router_logits"] = True
+        outputs = self.base_model(*args, use_cache=False, **kwargs)
+        hidden_states = outputs.last_hidden_state[:, :-1]
         next_ids = labels[:, 1:]
         current = settings()
         device_type = hidden_states.device.type
@@ -148,6 +156,9 @@ def attach_chunked_head(
             autocast = torch.autocast(device_type, enabled=False)
         with autocast, measure():
             log_probs, entropies = score_tokens(hidden_states, read_head(self), next_ids, next_ids != -100, current)
-        return ChunkedHeadOutput(log_probs=log_probs, entropy=entropies)
+        aux_loss = None
+        if wants_router_loss:
+            aux_loss = router_loss(self, outputs.router_logits, kwargs.get("attention_mask"))
+        return ChunkedHeadOutput(log_probs=log_probs, entropy=entropies, aux_loss=aux_loss)
 
     model.forward = types.MethodType(forward, model)

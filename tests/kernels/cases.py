@@ -10,6 +10,7 @@ from torch.nn import functional
 from grpo_lab import kernels, objectives
 
 IMPLEMENTATIONS = ("torch", "triton")
+LEAVES = ("hidden_states", "weight", "bias", "low_rank_states", "low_rank_weight", "vocabulary_scale")
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,19 @@ class Case:
     completion_mask: Tensor | None
     upstream: tuple[Tensor, Tensor]
     options: dict[str, Any]
+    low_rank_states: Tensor | None = None
+    low_rank_weight: Tensor | None = None
+    vocabulary_scale: Tensor | None = None
+
+    @property
+    def adapter(self) -> dict[str, Any]:
+        """An adapter on the head, as the functions take it."""
+        low_rank = None if self.low_rank_states is None else (self.low_rank_states, self.low_rank_weight)
+        return {"low_rank": low_rank, "vocabulary_scale": self.vocabulary_scale}
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        named = {"hidden_states": self.hidden_states, "weight": self.weight, "bias": self.bias}
+        named = {name: getattr(self, name) for name in LEAVES}
         return {name: tensor for name, tensor in named.items() if tensor is not None and tensor.requires_grad}
 
     def to(self, dtype: torch.dtype) -> "Case":
@@ -37,9 +47,7 @@ class Case:
 
         return replace(
             self,
-            hidden_states=convert(self.hidden_states),
-            weight=convert(self.weight),
-            bias=convert(self.bias),
+            **{name: convert(getattr(self, name)) for name in LEAVES},
             upstream=tuple(u.to(dtype) for u in self.upstream),
         )
 
@@ -60,22 +68,33 @@ def make_case(
     hidden: int = 16,
     vocabulary: int = 37,
     bias: bool = True,
+    rank: int = 0,
+    scaled: bool = False,
     requires_grad: tuple[str, ...] = ("hidden_states", "weight", "bias"),
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     **options: Any,
 ) -> Case:
-    """Random leaves and a ragged mask; temperature, scale and cap away from 1 unless they are given."""
+    """Random leaves and a ragged mask; temperature, scale and cap away from 1 unless they are given.
+
+    An adapter of `rank` > 0 and a scale of the vocabulary stand on the head where they are asked for.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=random, dtype=torch.float64).to(device, dtype)
 
+    sizes: dict[str, tuple[int, ...]] = {"hidden_states": (*shape, hidden), "weight": (vocabulary, hidden)}
+    if bias:
+        sizes["bias"] = (vocabulary,)
+    if rank:
+        sizes |= {"low_rank_states": (*shape, rank), "low_rank_weight": (vocabulary, rank)}
+    if scaled:
+        sizes["vocabulary_scale"] = (vocabulary,)
+    leaves = {name: normal(*size).requires_grad_(name in requires_grad) for name, size in sizes.items()}
     return Case(
-        hidden_states=normal(*shape, hidden).requires_grad_("hidden_states" in requires_grad),
-        weight=normal(vocabulary, hidden).requires_grad_("weight" in requires_grad),
-        bias=normal(vocabulary).requires_grad_("bias" in requires_grad) if bias else None,
+        **({"bias": None} | leaves),
         completion_ids=torch.randint(vocabulary, shape, generator=random).to(device),
         completion_mask=(torch.rand(shape, generator=random) > 0.3).to(device),
         upstream=(normal(*shape), normal(*shape)),
@@ -99,6 +118,7 @@ def specification(case: Case) -> Scores:
         bias=case.bias,
         completion_mask=case.completion_mask,
         return_entropies=True,
+        **case.adapter,
         **case.options,
     )
     return _scores(case, logps, entropies)
@@ -113,6 +133,7 @@ def scores(case: Case, implementation: str, chunk_size: int = 4, **options: Any)
         bias=case.bias,
         completion_mask=case.completion_mask,
         return_entropies=True,
+        **case.adapter,
         entropies_require_grad=True,
         chunk_size=chunk_size,
         implementation=implementation,

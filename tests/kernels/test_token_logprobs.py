@@ -23,8 +23,9 @@ from tests.kernels.cases import (
     specification,
     worst_error,
 )
+from tests.kernels.cases import LEAVES as ALL_LEAVES
 
-LEAVES = ("hidden_states", "weight", "bias")
+LEAVES = ALL_LEAVES[:3]
 SUBSETS = [subset for size in range(4) for subset in itertools.combinations(LEAVES, size)]
 each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
@@ -47,6 +48,37 @@ def test_each_gradient_that_is_asked_for_and_no_other(implementation: str, requi
     result = scores(case, implementation)
     assert tuple(result.grads) == requires_grad
     assert worst_error(result, specification(case)) < 2e-6
+
+
+ADAPTER_SUBSETS = [subset for size in range(7) for subset in itertools.combinations(ALL_LEAVES, size)]
+
+
+@pytest.mark.parametrize("requires_grad", ADAPTER_SUBSETS, ids="+".join)
+def test_an_adapter_on_the_head_has_each_gradient_that_is_asked_for(requires_grad: tuple[str, ...]):
+    case = make_case(rank=2, scaled=True, requires_grad=requires_grad)
+    result = scores(case, "torch")
+    assert tuple(result.grads) == requires_grad
+    assert worst_error(result, specification(case)) < 3e-6
+
+
+@pytest.mark.parametrize("requires_grad", [ALL_LEAVES[:1], ALL_LEAVES[3:4], ALL_LEAVES[4:5], ALL_LEAVES], ids="+".join)
+def test_an_adapter_on_the_head_in_triton(requires_grad: tuple[str, ...]):
+    case = make_case(rank=2, scaled=True, requires_grad=requires_grad)
+    assert worst_error(scores(case, "triton"), specification(case)) < 3e-6
+
+
+@each_implementation
+@pytest.mark.parametrize("scaled", [False, True])
+def test_low_rank_and_scale_stand_alone(implementation: str, scaled: bool):
+    case = make_case(rank=0 if scaled else 3, scaled=scaled, bias=False, requires_grad=ALL_LEAVES)
+    assert worst_error(scores(case, implementation), specification(case)) < 3e-6
+
+
+def test_an_adapter_makes_no_tensor_of_the_size_of_the_head():
+    leaves = ("hidden_states", "low_rank_states", "low_rank_weight")
+    case = make_case((20,), hidden=64, vocabulary=500, bias=False, rank=2, requires_grad=leaves)
+    sizes = allocations(case, chunk_size=4)
+    assert max(sizes) == 4 * 500
 
 
 @pytest.mark.parametrize("requires_grad", [("hidden_states",), LEAVES], ids="+".join)
@@ -354,6 +386,12 @@ def test_worked_numbers(implementation: str):
     # A rank-1 adapter of scaling 2 on a zero head, merged: logits [2, 0].
     merged = (2 * torch.tensor([[1.0], [0.0]]) @ torch.tensor([[1.0, 0.0]])).tolist()
     assert one_token([1.0, 0.0], merged, **options) == pytest.approx(-0.126928, abs=1e-6)
+    # The same beside the zero head; -0.693147 would be no adapter.
+    zero, beside = [[0.0, 0.0], [0.0, 0.0]], (torch.tensor([[2.0]]), torch.tensor([[1.0], [0.0]]))
+    assert one_token([1.0, 0.0], zero, low_rank=beside, **options) == pytest.approx(-0.126928, abs=1e-6)
+    # A scale of the vocabulary leaves the bias alone: logits [2 x 1 + 1, 0].
+    scaled = {"vocabulary_scale": torch.tensor([2.0, 5.0]), "bias": torch.tensor([1.0, 0.0])}
+    assert one_token([1.0, 0.0], identity, **scaled, **options) == pytest.approx(-0.048587, abs=1e-6)
 
 
 @each_implementation
@@ -389,6 +427,9 @@ def test_bias_gradient_of_one_token(implementation: str):
         ({"completion_ids": torch.zeros(4, dtype=torch.int64)}, "hidden_states must be"),
         ({"completion_ids": torch.tensor(0), "hidden_states": torch.zeros(2)}, "at least one axis"),
         ({"weight": torch.zeros(3, 4)}, "hidden_states must be"),
+        ({"low_rank": (torch.zeros(5, 2), torch.zeros(4, 2))}, r"low_rank must be .* weight \(3, r\); got \(5, 2\)"),
+        ({"low_rank": (torch.zeros(5, 1), torch.zeros(3, 2))}, r"got \(5, 1\) and \(3, 2\)"),
+        ({"vocabulary_scale": torch.zeros(2)}, r"vocabulary_scale must be \(3,\); got \(2,\)"),
         ({"weight": torch.zeros(0, 2)}, "sharded weight is gathered"),
         ({"weight": torch.zeros(6)}, "sharded weight is gathered"),
         ({"weight": torch.zeros(3, 1, dtype=torch.uint8)}, "quantised one dequantised"),
@@ -428,7 +469,8 @@ class _Allocations(TorchDispatchMode):
 
 
 def allocations(case: Case, chunk_size: int) -> list[int]:
-    with _Allocations((case.hidden_states, case.weight, case.bias)) as mode:
+    tensors = tuple(tensor for name in ALL_LEAVES if (tensor := getattr(case, name)) is not None)
+    with _Allocations(tensors) as mode:
         scores(case, "torch", chunk_size)
     return mode.sizes
 

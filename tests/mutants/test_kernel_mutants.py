@@ -10,6 +10,7 @@ import torch
 
 from grpo_lab.kernels import arguments, tiles, token_logprobs, torch_rows, triton_rows
 from tests.kernels import test_token_logprobs as checks
+from tests.kernels.cases import LEAVES as ALL_LEAVES
 from tests.kernels.cases import make_case, scores, specification, worst_error
 from tests.mutants.harness import assert_caught
 
@@ -33,6 +34,21 @@ def without_entropy() -> None:
     """The gradient of log-probs alone, where the head is frozen."""
     checks.test_bias_gradient_of_one_token("torch")
     agreement("torch", ("hidden_states",))
+
+
+def adapted_head() -> None:
+    """Value and every gradient with an adapter and a scale on the head."""
+    agreement("torch", ALL_LEAVES, rank=2, scaled=True)
+
+
+def scale_alone() -> None:
+    """The scale's gradient where nothing else of the head is trained."""
+    agreement("torch", ("vocabulary_scale",), rank=2, scaled=True)
+
+
+def low_rank_alone() -> None:
+    """The adapter's gradient where nothing else of the head is trained."""
+    agreement("torch", ("low_rank_weight",), rank=2)
 
 
 torch_head = partial(agreement, "torch")
@@ -72,13 +88,13 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (triton_rows, "s = s * rescale", "s = s * 1.0", two_blocks),
     (triton_rows, "w = w * rescale", "w = w * 1.0", two_blocks),
     # around the rows
-    (tiles, "tile += self.bias.to(tile.dtype)", "pass", torch_head),
-    (tiles, "hidden_product_(out, derivative, self.weight)", "pass", torch_head),
-    (token_logprobs, "kept[rows] * grad[index][:, None]", "kept[rows] * 1.0", torch_frozen),
+    (tiles, "tile += self.head.bias.to(tile.dtype)", "pass", torch_head),
+    (tiles, "hidden_product_(out, derivative, weight)", "pass", torch_head),
+    (token_logprobs, "part[rows] * grad[index][:, None]", "part[rows] * 1.0", torch_frozen),
     (
         token_logprobs,
-        "((logp_rows, grad_logps), (entropy_rows, grad_entropies))",
-        "((logp_rows, grad_entropies), (entropy_rows, grad_logps))",
+        "zip(parts, (grad_logps, grad_entropies), strict=True)",
+        "zip(parts, (grad_entropies, grad_logps), strict=True)",
         torch_frozen,
     ),
     (
@@ -89,27 +105,40 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     ),
     (
         token_logprobs,
-        "add_product_(grad_weight, derivative.T, h)",
-        "add_product_(grad_weight, -derivative.T, h)",
+        "add_product_(grad, derivative.T, state)",
+        "add_product_(grad, -derivative.T, state)",
         torch_head,
     ),
     (token_logprobs, "grad_bias += derivative", "grad_bias = derivative", torch_head),
     (token_logprobs, "completion_mask != 0", "completion_mask >= 0", torch_head),
     (
         token_logprobs,
-        "positions, logp_rows, entropy_rows = ctx",
-        "positions, entropy_rows, logp_rows = ctx",
+        "kept[:count], kept[count:], strict",
+        "kept[count:], kept[:count], strict",
         torch_frozen,
     ),
-    (token_logprobs, "hidden_states = hidden_states.detach()", "pass", no_idle_product),
-    (token_logprobs, "needs_rows = ctx.needs_input_grad[0]", "needs_rows = True", no_idle_product),
+    (token_logprobs, "states = tuple(state.detach() for state in states)", "pass", no_idle_product),
+    (token_logprobs, "if needs and differentiable else None", "if differentiable else None", no_idle_product),
     (
         token_logprobs,
-        "zeros_like(hidden_states) if needs_hidden else None",
-        "zeros_like(hidden_states)",
+        "zeros_like(t) if n else None for t, n in zip(states",
+        "zeros_like(t) for t, n in zip(states",
         no_idle_product,
     ),
     (token_logprobs, "if grad_logps is None and grad_entropies is None:", "if False:", no_upstream),
+    # an adapter on the head
+    (tiles, "add_product_(tile, u, b.to(self.dtype).T)", "pass", adapted_head),
+    (tiles, "tile *= self.head.vocabulary_scale.to(tile.dtype)", "pass", adapted_head),
+    (tiles, "derivative *= self.head.vocabulary_scale.to(derivative.dtype)", "pass", adapted_head),
+    (tiles, "self.unscaled[: targets.size(0)] = tile", "self.unscaled[: targets.size(0)] = 1", adapted_head),
+    (
+        token_logprobs,
+        "if grad_bias is not None:\n                grad_bias += derivative",
+        "tiles.scale_(derivative)\n            if grad_bias is not None:\n                grad_bias += derivative",
+        adapted_head,
+    ),
+    (arguments, "(*self.weights, self.bias, self.vocabulary_scale)", "(*self.weights, self.bias)", scale_alone),
+    (arguments, "(*self.weights, self.bias, self.vocabulary_scale)", "(self.weights[0],)", low_rank_alone),
     (arguments, "(completion_ids < 0) | ", "", bad_ids),
     (arguments, " and widest != torch.float64", "", checks.test_autocast_leaves_float64_alone),
 ]
