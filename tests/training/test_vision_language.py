@@ -44,7 +44,9 @@ def gemma(**text: Any) -> tuple[Any, dict[str, Tensor]]:
         eoi_token_index=END,
     )
     images = {"pixel_values": torch.randn(1, 3, 56, 56), "token_type_ids": (IDS == IMAGE).int()}
-    return Gemma3ForConditionalGeneration(config), images
+    model = Gemma3ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)  # 0 in a new model
+    return model, images
 
 
 @pytest.mark.parametrize("make", [qwen, gemma])
