@@ -144,8 +144,13 @@ def scores(case: Case, implementation: str, chunk_size: int = 4, **options: Any)
 
 def plain(case: Case, dtype: torch.dtype) -> Scores:
     """What users write by hand: `F.linear` and the transforms in `dtype`, then `log_softmax` in fp32."""
-    bias = None if case.bias is None else case.bias.to(dtype)
-    logits = functional.linear(case.hidden_states.to(dtype), case.weight.to(dtype), bias)
+    logits = functional.linear(case.hidden_states.to(dtype), case.weight.to(dtype))
+    if case.low_rank_states is not None and case.low_rank_weight is not None:
+        logits = logits + functional.linear(case.low_rank_states.to(dtype), case.low_rank_weight.to(dtype))
+    if case.vocabulary_scale is not None:
+        logits = logits * case.vocabulary_scale.to(dtype)
+    if case.bias is not None:
+        logits = logits + case.bias.to(dtype)
     logits = logits * case.options["logit_scale"]
     cap = case.options["soft_cap"]
     if cap is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo_lab import kernels, objectives
 from tests.kernels.cases import IMPLEMENTATIONS, make_case, plain, relative_error, scores, specification
+from tests.kernels.cases import LEAVES as ALL_LEAVES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,6 +67,22 @@ def test_values_and_gradients(
     assert result.grads.keys() == expected.grads.keys()
     for name, grad in result.grads.items():
         allowed = 1.25 * relative_error(by_hand.grads[name], expected.grads[name]) + 2e-6
+        assert relative_error(grad, expected.grads[name]) < allowed, name
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("requires_grad", [ALL_LEAVES[:1] + ALL_LEAVES[3:4], ALL_LEAVES], ids="+".join)
+def test_an_adapter_on_the_head(implementation: str, dtype: torch.dtype, requires_grad: tuple[str, ...]):
+    case = make_case(
+        (5, 29), hidden=72, vocabulary=5003, rank=16, scaled=True, requires_grad=requires_grad, device="cuda",
+        dtype=dtype, logit_scale=0.3,
+    )  # fmt: skip
+    expected, by_hand, result = specification(case), plain(case, dtype), scores(case, implementation, 64)
+    assert result.grads.keys() == expected.grads.keys()
+    assert relative_error(result.logps, expected.logps) < relative_error(by_hand.logps, expected.logps) + 2e-6
+    for name, grad in result.grads.items():
+        allowed = 1.5 * relative_error(by_hand.grads[name], expected.grads[name]) + 2e-6
         assert relative_error(grad, expected.grads[name]) < allowed, name
 
 

@@ -241,6 +241,19 @@ def test_low_precision_is_at_least_as_exact_as_plain_pytorch(
         assert relative_error(ours, getattr(expected, name)) < allowed, name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("requires_grad", [ALL_LEAVES[:1] + ALL_LEAVES[3:4], ALL_LEAVES], ids="+".join)
+def test_an_adapter_in_low_precision_is_as_exact_as_plain_pytorch(dtype: torch.dtype, requires_grad: tuple[str, ...]):
+    case = make_case((4, 8), hidden=32, vocabulary=130, rank=4, scaled=True, requires_grad=requires_grad).to(dtype)
+    expected, by_hand, result = specification(case), plain(case, dtype), scores(case, "torch", chunk_size=5)
+    assert result.logps.dtype == torch.float32
+    assert relative_error(result.logps, expected.logps) < relative_error(by_hand.logps, expected.logps)
+    for name, grad in result.grads.items():
+        assert grad.dtype == dtype
+        allowed = 1.5 * relative_error(by_hand.grads[name], expected.grads[name])
+        assert relative_error(grad, expected.grads[name]) < allowed, name
+
+
 def test_autocast_leaves_float64_alone():
     case = make_case(dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
