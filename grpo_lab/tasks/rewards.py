@@ -267,3 +267,26 @@ def format_reward(completions: list[Completion], **_: Any) -> list[float]:
 def tags_reward(completions: list[Completion], **_: Any) -> list[float]:
     """Form: one `<think>` block, then one `<answer>` block, nothing else; 0 or 1 for each completion."""
     return [score_tags(completion).value for completion in completions]
+
+
+def overlong_reward(
+    completion_ids: list[list[int]], *, max_completion_length: int, overlong_tokens: int, **_: Any
+) -> list[float]:
+    """Soft overlong penalty: 0 while a completion leaves `overlong_tokens` free, then linearly down to -1 at the limit.
+
+    Args:
+        completion_ids: tokens of each completion, the end-of-turn token among them.
+        max_completion_length: tokens, the limit.
+        overlong_tokens: tokens before the limit over which the penalty grows; from 1 to `max_completion_length`.
+        **_: TRL's further arguments and columns.
+
+    Returns:
+        From -1 to 0 for each completion.
+
+    Source: DAPO (arXiv 2503.14476), equation 13.
+
+    >>> overlong_reward([[7] * length for length in (16, 18, 20, 30)], max_completion_length=20, overlong_tokens=4)
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    free = max_completion_length - overlong_tokens
+    return [max(-1.0, min(0.0, (free - len(ids)) / overlong_tokens)) for ids in completion_ids]

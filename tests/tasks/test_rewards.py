@@ -7,12 +7,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from trl.rewards import get_soft_overlong_punishment
 
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.rewards import (
     correctness_reward,
     format_reward,
     lenient_correctness_reward,
+    overlong_reward,
     score_correctness,
     score_format,
     score_tags,
@@ -239,7 +241,7 @@ def test_an_empty_completion_earns_nothing(completion) -> None:
         assert reward(completions=[completion], answer=["4"]) == [0]
 
 
-def test_strict_and_lenient_are_logged_beside_each_other() -> None:
+def test_strict_and_lenient_are_logged_beside_each_other() -> None:  # case X16
     columns: dict[str, list[str]] = {}
     metrics: dict[str, float] = {}
     completions = ["#### 4", "so it is 4", "#### 5", "#### many"]
@@ -300,3 +302,39 @@ def test_hostile_completions_return_at_once(text: str) -> None:
     for reward in (correctness_reward, lenient_correctness_reward, format_reward, tags_reward):
         assert reward(completions=[text], answer=["18"]) == [0]
     assert time.process_time() - started < 1.0
+
+
+def check_overlong(module: ModuleType) -> None:
+    """Worked numbers of equation 13 (L_max 10, L_cache 4), and TRL's at every length."""
+    lengths = (0, 6, 7, 8, 9, 10, 11, 50)
+    values = module.overlong_reward([[1] * length for length in lengths], max_completion_length=10, overlong_tokens=4)
+    assert values == [0.0, 0.0, -0.25, -0.5, -0.75, -1.0, -1.0, -1.0]
+    for limit, cache in ((20, 4), (7, 7), (5, 1)):
+        ids = [[1] * length for length in range(limit + 3)]
+        expected = get_soft_overlong_punishment(limit, cache)(completion_ids=ids)
+        assert module.overlong_reward(ids, max_completion_length=limit, overlong_tokens=cache) == expected
+
+
+def test_the_overlong_penalty() -> None:
+    check_overlong(rewards)
+    columns = {"completions": ["text"], "prompts": ["?"], "log_extra": None, "answer": ["4"]}
+    assert overlong_reward(completion_ids=[[1] * 9], max_completion_length=10, overlong_tokens=2, **columns) == [-0.5]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("free = max_completion_length - overlong_tokens", "free = max_completion_length"),
+        ("(free - len(ids)) / overlong_tokens", "(free - len(ids)) / max_completion_length"),
+        ("(free - len(ids)) / overlong_tokens", "(len(ids) - free) / overlong_tokens"),
+        ("max(-1.0, min(0.0, (free - len(ids)) / overlong_tokens))", "min(0.0, (free - len(ids)) / overlong_tokens)"),
+        ("max(-1.0, min(0.0, (free - len(ids)) / overlong_tokens))", "max(-1.0, (free - len(ids)) / overlong_tokens)"),
+    ],
+)
+def test_each_mutant_of_the_overlong_penalty_is_caught(old: str, new: str) -> None:
+    source = inspect.getsource(rewards)
+    assert source.count(old) == 1, "the mutant no longer applies"
+    mutant = ModuleType(rewards.__name__)
+    exec(compile(source.replace(old, new), "mutant", "exec"), mutant.__dict__)
+    with pytest.raises(AssertionError):
+        check_overlong(mutant)
