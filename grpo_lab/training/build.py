@@ -3,22 +3,35 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 
 from grpo_lab.models import load_model, lora_config
 from grpo_lab.monitoring import MemoryMeter
-from grpo_lab.tasks import correctness_reward, format_reward, lenient_correctness_reward, load_task
-from grpo_lab.training.config import RunConfig
+from grpo_lab.tasks import correctness_reward, format_reward, lenient_correctness_reward, load_task, overlong_reward
+from grpo_lab.training.config import OBJECTIVE_SETTINGS, RunConfig
 from grpo_lab.training.errors import RunConfigError
+from grpo_lab.training.guards import ObjectiveWarning
 from grpo_lab.training.trainer import ChunkedGRPOConfig, ChunkedGRPOTrainer
 
-REWARD_FUNCTIONS: dict[str, Callable[..., list[float]]] = {
-    "correctness": correctness_reward,
-    "lenient_correctness": lenient_correctness_reward,
-    "format": format_reward,
-}
+RewardFunction = Callable[..., list[float]]
+
+
+def reward_functions(config: RunConfig) -> list[RewardFunction]:
+    """The functions that `config.rewards` names, in its order."""
+    known: dict[str, RewardFunction] = {
+        "correctness": correctness_reward,
+        "lenient_correctness": lenient_correctness_reward,
+        "format": format_reward,
+        "overlong": partial(
+            overlong_reward,
+            max_completion_length=config.max_completion_length,
+            overlong_tokens=config.overlong_buffer,
+        ),
+    }
+    return [known[name] for name in config.rewards]
 
 
 @contextmanager
@@ -60,42 +73,40 @@ def _dtype(config: RunConfig) -> str:
 def trainer_arguments(config: RunConfig) -> ChunkedGRPOConfig:
     """TRL's arguments for a run; what is not named here keeps TRL's default."""
     device = torch_device(config)
-    return ChunkedGRPOConfig(
-        output_dir=config.output_dir,
-        max_steps=config.steps,
-        per_device_train_batch_size=config.completions_per_step // config.gradient_accumulation_steps,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
-        num_generations=config.num_generations,
-        num_iterations=config.num_iterations,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="constant",
-        max_grad_norm=config.max_grad_norm,
-        max_completion_length=config.max_completion_length,
-        temperature=config.temperature,
-        loss_type=config.loss_type,
-        epsilon=config.epsilon,
-        epsilon_high=config.epsilon_high,
-        beta=config.beta,
-        scale_rewards=config.scale_rewards,
-        reward_weights=list(config.rewards.values()),
-        disable_dropout=True,
-        gradient_checkpointing=config.gradient_checkpointing,
-        chunk_size=config.chunk_size,
-        implementation=config.implementation,
-        seed=config.seed,
-        use_cpu=device.type == "cpu",
-        bf16=_dtype(config) == "bfloat16",
-        dataloader_pin_memory=device.type == "cuda",
-        logging_steps=1,
-        save_steps=config.save_every,
-        save_total_limit=2,
-        report_to=[],
-        disable_tqdm=True,
-    )
+    with warnings.catch_warnings():
+        # The run's own settings said it already.
+        warnings.simplefilter("ignore", ObjectiveWarning)
+        return ChunkedGRPOConfig(
+            output_dir=config.output_dir,
+            max_steps=config.steps,
+            per_device_train_batch_size=config.completions_per_step // config.gradient_accumulation_steps,
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+            num_generations=config.num_generations,
+            num_iterations=config.num_iterations,
+            learning_rate=config.learning_rate,
+            lr_scheduler_type="constant",
+            max_grad_norm=config.max_grad_norm,
+            max_completion_length=config.max_completion_length,
+            reward_weights=list(config.rewards.values()),
+            disable_dropout=True,
+            gradient_checkpointing=config.gradient_checkpointing,
+            chunk_size=config.chunk_size,
+            implementation=config.implementation,
+            seed=config.seed,
+            use_cpu=device.type == "cpu",
+            bf16=_dtype(config) == "bfloat16",
+            dataloader_pin_memory=device.type == "cuda",
+            logging_steps=1,
+            save_steps=config.save_every,
+            save_total_limit=2,
+            report_to=[],
+            disable_tqdm=True,
+            **{name: getattr(config, name) for name in OBJECTIVE_SETTINGS},
+        )
 
 
 def build_trainer(
-    config: RunConfig, meter: MemoryMeter, rewards: list[Callable[..., list[float]]] | None = None
+    config: RunConfig, meter: MemoryMeter, rewards: list[RewardFunction] | None = None
 ) -> tuple[ChunkedGRPOTrainer, PreTrainedTokenizerBase]:
     """Load model and data and make the trainer.
 
@@ -120,7 +131,7 @@ def build_trainer(
 
 
 def _build(
-    config: RunConfig, meter: MemoryMeter, rewards: list[Callable[..., list[float]]] | None
+    config: RunConfig, meter: MemoryMeter, rewards: list[RewardFunction] | None
 ) -> tuple[ChunkedGRPOTrainer, PreTrainedTokenizerBase]:
     arguments = trainer_arguments(config)
     if rewards is not None:
@@ -130,7 +141,7 @@ def _build(
     trainer = ChunkedGRPOTrainer(
         model=model,
         args=arguments,
-        reward_funcs=rewards or [REWARD_FUNCTIONS[name] for name in config.rewards],
+        reward_funcs=rewards or reward_functions(config),
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora_config(r=config.lora_r, alpha=config.lora_alpha, target_modules=config.target_modules()),

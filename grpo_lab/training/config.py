@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.training.errors import RunConfigError
+from grpo_lab.training.guards import LOSS_TYPES, cautions, refusals, warn_of
 
 IMPLEMENTATIONS = ("auto", "triton", "torch", "reference")
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
-REWARDS = ("correctness", "lenient_correctness", "format")
+REWARDS = ("correctness", "lenient_correctness", "format", "overlong")
 DTYPES = ("auto", "float32", "bfloat16")
 WANDB_MODES = (None, "online", "offline", "disabled")
+# Settings of the objective, which the trainer's arguments have under the same names.
+OBJECTIVE_SETTINGS = (
+    "temperature", "loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta",
+    "use_bias_correction_kl", "scale_rewards", "multi_objective_aggregation", "mask_truncated_completions",
+    "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy", "entropy_target", "entropy_coef_delta",
+    "entropy_coef_min", "entropy_coef_max", "off_policy_mask_threshold", "sapo_temperature_neg",
+    "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
+    "dynamic_sampling_rounds",
+)  # fmt: skip
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -43,10 +52,41 @@ class RunConfig:
     max_completion_length: int = _setting(96, "tokens sampled at most")
     temperature: float = _setting(1.0, "divides the logits in sampling and in scoring, > 0")
     loss_type: str = _setting("dapo", f"one of {', '.join(LOSS_TYPES)}")
+    importance_sampling_level: str = _setting("token", "a ratio for each token, or one for each sequence (GSPO)")
     epsilon: float = _setting(0.2, "clip range of the ratio below 1, and above unless epsilon_high is given")
-    epsilon_high: float | None = _setting(None, "clip range of the ratio above 1; none: epsilon")
+    epsilon_high: float | None = _setting(
+        None, "clip range of the ratio above 1; none: epsilon; for cispo the largest ratio itself, >= 1"
+    )
+    delta: float | None = _setting(None, "largest ratio where the advantage is negative; none: unbounded")
     beta: float = _setting(0.0, "weight of the KL term to the model with its adapters off")
+    use_bias_correction_kl: bool = _setting(True, "multiply the KL term by the ratio, for the gradient of reverse KL")
     scale_rewards: str = _setting("group", "divide advantages by the spread of group or batch, or by none")
+    multi_objective_aggregation: str = _setting(
+        "sum_then_normalize", "sum rewards and normalise the sum, or normalize_then_sum: each reward by itself first"
+    )
+    mask_truncated_completions: bool = _setting(False, "leave completions cut at max_completion_length out of the loss")
+    top_entropy_quantile: float = _setting(1.0, "share of tokens, by entropy, that keep their policy term")
+    entropy_coef: float = _setting(0.0, "weight of the entropy bonus; the first one where it is adaptive")
+    use_adaptive_entropy: bool = _setting(False, "move entropy_coef after each step towards entropy_target")
+    entropy_target: float = _setting(0.2, "nats; the adaptive bonus acts while the entropy is not above it")
+    entropy_coef_delta: float = _setting(0.005, "step of the adaptive entropy_coef")
+    entropy_coef_min: float = _setting(0.0, "smallest adaptive entropy_coef")
+    entropy_coef_max: float = _setting(1.0, "largest adaptive entropy_coef")
+    off_policy_mask_threshold: float | None = _setting(
+        None, "leave out sequences of negative advantage that moved further than this (nats a token); none: keep all"
+    )
+    sapo_temperature_neg: float = _setting(1.05, "sapo: temperature where the advantage is not positive")
+    sapo_temperature_pos: float = _setting(1.0, "sapo: temperature where the advantage is positive")
+    vespo_k_pos: float = _setting(2.0, "vespo: exponent of the sequence ratio, advantage >= 0")
+    vespo_lambda_pos: float = _setting(3.0, "vespo: decay in the sequence ratio, advantage >= 0")
+    vespo_k_neg: float = _setting(3.0, "vespo: exponent of the sequence ratio, advantage < 0")
+    vespo_lambda_neg: float = _setting(2.0, "vespo: decay in the sequence ratio, advantage < 0")
+    dynamic_sampling_rounds: int = _setting(
+        0, "times that groups whose completions all earned the same are drawn again with other prompts"
+    )
+    overlong_tokens: int | None = _setting(
+        None, "last tokens before max_completion_length over which the overlong reward falls to -1; none: a fifth of it"
+    )
     rewards: dict[str, float] = field(
         default_factory=lambda: {"correctness": 1.0},
         metadata={"help": f"weight of each reward, among {', '.join(REWARDS)}"},
@@ -69,6 +109,7 @@ class RunConfig:
         self._check_positive()
         self._check_choices()
         self._check_fit()
+        warn_of(cautions(self, steps_per_generation=self.gradient_accumulation_steps), stacklevel=3)
 
     def _check_positive(self) -> None:
         counts = ("steps", "prompts_per_step", "gradient_accumulation_steps", "num_iterations", "save_every")
@@ -77,22 +118,12 @@ class RunConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise RunConfigError(f"{name} must be an int >= 1; got {value!r}.")
-        if not isinstance(self.num_generations, int) or self.num_generations < 2:
-            raise RunConfigError(
-                f"num_generations must be an int >= 2, since a group of one has no spread to learn from; "
-                f"got {self.num_generations!r}."
-            )
         for name in ("learning_rate", "temperature", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise RunConfigError(f"{name} must be > 0; got {getattr(self, name)!r}.")
-        for name in ("beta", "epsilon"):
-            if not getattr(self, name) >= 0:
-                raise RunConfigError(f"{name} must be >= 0; got {getattr(self, name)!r}.")
 
     def _check_choices(self) -> None:
         for name, choices in (
-            ("loss_type", LOSS_TYPES),
-            ("scale_rewards", ("group", "batch", "none")),
             ("dtype", DTYPES),
             ("wandb_mode", WANDB_MODES),
             ("implementation", IMPLEMENTATIONS),
@@ -103,8 +134,16 @@ class RunConfig:
         unknown = set(self.rewards) - set(REWARDS)
         if unknown or not self.rewards:
             raise RunConfigError(f"rewards must give a weight to some of {', '.join(REWARDS)}; got {self.rewards!r}.")
+        for message in refusals(self):
+            raise RunConfigError(message)
 
     def _check_fit(self) -> None:
+        buffer = self.overlong_buffer
+        if isinstance(buffer, bool) or not isinstance(buffer, int) or not 1 <= buffer <= self.max_completion_length:
+            raise RunConfigError(
+                f"overlong_tokens must be an int from 1 to max_completion_length ({self.max_completion_length}); "
+                f"got {self.overlong_tokens!r}."
+            )
         completions = self.completions_per_step
         if completions % self.gradient_accumulation_steps:
             valid = [n for n in range(1, completions + 1) if completions % n == 0]
@@ -123,6 +162,11 @@ class RunConfig:
     def completions_per_step(self) -> int:
         """Completions that one optimizer step samples and learns from."""
         return self.prompts_per_step * self.num_generations
+
+    @property
+    def overlong_buffer(self) -> int:
+        """Tokens over which the overlong reward falls: `overlong_tokens`, or a fifth of the length as in DAPO."""
+        return max(1, self.max_completion_length // 5) if self.overlong_tokens is None else self.overlong_tokens
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""

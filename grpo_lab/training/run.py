@@ -22,9 +22,10 @@ from grpo_lab.training.answers import generate_answers
 from grpo_lab.training.build import build_trainer, torch_device, without_renaming_warnings
 from grpo_lab.training.config import RunConfig
 from grpo_lab.training.errors import RunConfigError, RunFailedError
+from grpo_lab.training.guards import cautions
+from grpo_lab.training.head_arguments import check_chunk_size
 from grpo_lab.training.record import RunRecord, latest_checkpoint, new_folder, package_versions, unwritable
 from grpo_lab.training.steering import Steering, SteeringCallback
-from grpo_lab.training.trainer import check_chunk_size
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Run:
         self.status = "new"
         self.step = 0
         self.error: BaseException | None = None
-        self.notices: list[str] = []
+        self.notices: list[str] = list(cautions(config, config.gradient_accumulation_steps))
         self.tracker_description = "Weights & Biases: opened when the run starts"
         self._tracker: Tracker | None = None
         self._subscribers: list[Callable[[], None]] = []

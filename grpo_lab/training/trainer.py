@@ -1,282 +1,90 @@
-"""TRL's GRPO trainer with its log-probs taken from the chunked head.
+"""TRL's GRPO and RLOO trainers with their log-probs taken from the chunked head.
 
 What TRL does well stays TRL's: sampling, rewards, advantages, every loss type, logging, checkpoints. What changes is
 the pass from hidden states to log-probs (current policy, old policy and reference), and what is measured around it.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
-import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 
-from grpo_lab.heads import check_head
-from grpo_lab.monitoring import MemoryMeter, MemoryRegion
-from grpo_lab.training.chunked_head import HeadSettings, attach_chunked_head, resolve_implementation
-from grpo_lab.training.config import IMPLEMENTATIONS
+from grpo_lab.training.chunked_head import HeadSettings
+from grpo_lab.training.chunked_trainer import ChunkedHeadMixin
+from grpo_lab.training.dynamic_sampling import DynamicSamplingTrainer
+from grpo_lab.training.guards import cautions, refusals, sampler_refusals, warn_of
+from grpo_lab.training.head_arguments import ChunkedHeadArguments, split_groups_explained
 
 
 @dataclass
-class ChunkedGRPOConfig(GRPOConfig):
-    """TRL's `GRPOConfig` and how the LM head is scored.
+class ChunkedGRPOConfig(GRPOConfig, ChunkedHeadArguments):
+    """TRL's `GRPOConfig`, how the LM head is scored, and dynamic sampling.
 
     Args:
         chunk_size: tokens whose logits exist at one time; memory of the head grows with it, results do not change.
         implementation: `"auto"` (Triton where it runs, else torch), `"triton"`, `"torch"`, or `"reference"`
             (full logits, to compare with).
+        dynamic_sampling_rounds: times that groups whose completions all earned the same are drawn again with other
+            prompts; 0 takes what comes first.
 
     Raises:
-        ValueError: `chunk_size` < 1, `temperature` <= 0, an unknown implementation, or a batch that does not hold
-            whole groups (valid values are listed).
+        ValueError: `chunk_size` < 1, `temperature` <= 0, an unknown implementation, a batch that does not hold whole
+            groups (valid values are listed), or an objective that `grpo_lab.training.guards` refuses.
     """
 
-    chunk_size: int = field(default=1024, metadata={"help": "Tokens whose logits exist at one time."})
-    implementation: str = field(default="auto", metadata={"help": f"One of {', '.join(IMPLEMENTATIONS)}."})
+    dynamic_sampling_rounds: int = field(
+        default=0, metadata={"help": "Times that groups without spread are drawn again; 0: never."}
+    )
 
     def __post_init__(self) -> None:
-        check_chunk_size(self.chunk_size)
-        if self.implementation not in IMPLEMENTATIONS:
-            raise ValueError(
-                f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {self.implementation!r}."
-            )
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature must be > 0, since sampling and scoring divide the logits by it; got {self.temperature}."
-            )
-        try:
+        # TRL also takes the booleans of its older releases here.
+        config: Any = self
+        config.scale_rewards = {True: "group", False: "none"}.get(config.scale_rewards, config.scale_rewards)
+        self.check_head_arguments(self.temperature)
+        for message in chain(refusals(self), sampler_refusals(self)):
+            raise ValueError(message)
+        with split_groups_explained(self):
             super().__post_init__()
-        except ValueError as error:
-            batch = self.generation_batch_size
-            if batch is None or batch % self.num_generations == 0:
-                raise
-            valid = [size for size in range(2, batch + 1) if batch % size == 0]
-            raise ValueError(
-                f"num_generations must divide the {batch} completions of a generation batch, so that no group is "
-                f"split; got {self.num_generations}. Valid here: {', '.join(map(str, valid)) or 'none'}."
-            ) from error
+        # One frame more than it seems: transformers wraps the `__init__` of its arguments.
+        warn_of(cautions(self, self.steps_per_generation), stacklevel=4)
 
 
-def check_chunk_size(chunk_size: Any) -> int:
-    """Return `chunk_size` if it is an int >= 1.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(f"chunk_size must be a number of tokens, an int >= 1; got {chunk_size!r}.")
-    return chunk_size
-
-
-@dataclass
-class StepReadings:
-    """What was measured during one optimizer step; `None` where nothing was.
-
-    Attributes:
-        peak_bytes: highest live memory during forward and backward of the loss, over the micro-batches.
-        head_extra_bytes: most that one pass through the LM head added to what was live before it.
-        head_s: seconds inside the LM head's forward passes of the loss.
-        loss_s: seconds of forward and backward of the loss.
-        generation_s: seconds of sampling, scoring old and reference log-probs, and rewards.
-    """
-
-    peak_bytes: int | None = None
-    head_extra_bytes: int | None = None
-    head_s: float = 0.0
-    loss_s: float = 0.0
-    generation_s: float = 0.0
-
-
-def _highest(known: int | None, new: int | None) -> int | None:
-    return new if known is None else known if new is None else max(known, new)
-
-
-class ChunkedGRPOTrainer(GRPOTrainer):
+class ChunkedGRPOTrainer(ChunkedHeadMixin, DynamicSamplingTrainer):
     """`trl.GRPOTrainer` whose per-token log-probs come from the chunked LM head.
 
-    The loss equals TRL's; the logits of a micro-batch never exist at one time. `chunk_size` may be assigned between
-    optimizer steps. With PEFT, the reference log-probs come from the same model with its adapters off.
-
-    Args:
-        *args: as for `trl.GRPOTrainer`.
-        meter: where given, peak memory and times of each step are collected in `readings`.
-        **kwargs: as for `trl.GRPOTrainer`; `args` must be a `ChunkedGRPOConfig`.
-
-    Attributes:
-        implementation: the head's implementation in use: `"triton"`, `"torch"` or `"reference"`.
-        readings: what was measured since `take_readings`.
-        rollouts: generation batches sampled for training so far.
-
-    Raises:
-        ValueError: the config is of another class, the model's head cannot be described (named, with the reason), or
-            nothing is trainable.
-        RuntimeError: the implementation asked for cannot run on this machine.
+    The loss equals TRL's; the logits of a micro-batch never exist at one time. See `ChunkedHeadMixin` for `meter` and
+    what can be read, and `DynamicSamplingTrainer` for what `dynamic_sampling_rounds` does.
     """
 
     args: ChunkedGRPOConfig
+    config_class = ChunkedGRPOConfig
 
-    def __init__(self, *args: Any, meter: MemoryMeter | None = None, **kwargs: Any) -> None:
-        config = kwargs.get("args", args[2] if len(args) > 2 else None)
-        if not isinstance(config, ChunkedGRPOConfig):
-            raise ValueError(f"args must be a ChunkedGRPOConfig; got {type(config).__name__}.")
-        super().__init__(*args, **kwargs)
-        if self.aux_loss_enabled:
-            raise ValueError(
-                f"{type(self.model).__name__} adds a router loss, which the chunked head does not return yet. "
-                "Set router_aux_loss_coef=0.0 to train without it."
-            )
-        self.meter = meter
-        self.readings = StepReadings()
-        self.rollouts = 0
-        self.implementation = resolve_implementation(config.implementation, self.accelerator.device)
-        self._chunk_size = config.chunk_size
-        self._pass_stack = ExitStack()
-        policy = self.accelerator.unwrap_model(self.model)
-        check_head(policy)
-        check_trainable(self.model)
-        attach_chunked_head(self._base_model(policy), self._head_settings, self._measure_head)
-        if self.ref_model is not None:
-            reference = self.accelerator.unwrap_model(self.ref_model)
-            attach_chunked_head(self._base_model(reference), self._head_settings)
-
-    @staticmethod
-    def _base_model(model: Any) -> Any:
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-    @property
-    def chunk_size(self) -> int:
-        """Tokens whose logits exist at one time; assign between optimizer steps."""
-        return self._chunk_size
-
-    @chunk_size.setter
-    def chunk_size(self, value: int) -> None:
-        self._chunk_size = check_chunk_size(value)
+    def _compares_policies(self) -> bool:
+        # Where sampling serves one optimizer step, TRL takes the current log-probs for the old ones.
+        uses = self.args.steps_per_generation * self.num_iterations
+        return bool(self.beta != 0.0 or self.args.gradient_accumulation_steps % uses)
 
     def _head_settings(self) -> HeadSettings:
-        return HeadSettings(
-            temperature=self.temperature,
-            chunk_size=self._chunk_size,
-            implementation=self.implementation,
+        return replace(
+            super()._head_settings(),
             entropies_require_grad=self.args.entropy_coef != 0.0 or self.args.use_adaptive_entropy,
             cast_to_fp32=self.args.cast_lm_head_to_fp32,
         )
 
-    def take_readings(self) -> StepReadings:
-        """Return what was measured since the last call, and start anew."""
-        readings, self.readings = self.readings, StepReadings()
-        return readings
 
-    @contextmanager
-    def _measure_head(self) -> Iterator[None]:
-        # Only the loss's own pass counts: scoring old and reference log-probs runs without gradients.
-        if self.meter is None or not torch.is_grad_enabled():
-            yield
-            return
-        self._synchronize()
-        started = time.perf_counter()
-        with self.meter.region("head") as region:
-            yield
-        self._synchronize()
-        self.readings.head_s += time.perf_counter() - started
-        self.readings.head_extra_bytes = _highest(self.readings.head_extra_bytes, region.extra_bytes)
+@dataclass
+class ChunkedRLOOConfig(RLOOConfig, ChunkedHeadArguments):
+    """TRL's `RLOOConfig` and how the LM head is scored; the arguments are `ChunkedHeadArguments`'."""
 
-    @contextmanager
-    def _measure_loss_pass(self) -> Iterator[None]:
-        started = time.perf_counter()
-        region: MemoryRegion | None = None
-        with ExitStack() as stack:
-            if self.meter is not None:
-                region = stack.enter_context(self.meter.region("loss"))
-            yield
-            self._synchronize()
-        self.readings.loss_s += time.perf_counter() - started
-        if region is not None:
-            self.readings.peak_bytes = _highest(self.readings.peak_bytes, region.peak_bytes)
-
-    def _synchronize(self) -> None:
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize(self.accelerator.device)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's step on one micro-batch, with peak memory and time of the loss pass taken around it."""
-        # `_prepare_inputs`, called first inside, opens the measurement once the rollout is there.
-        with _without_cudnn_attention(), ExitStack() as self._pass_stack:
-            loss: torch.Tensor = super().training_step(*args, **kwargs)
-        return loss
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self.model.training:
-            self._pass_stack.enter_context(self._measure_loss_pass())
-        return inputs
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        started = time.perf_counter()
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self._synchronize()
-        self.readings.generation_s += time.perf_counter() - started
-        self.rollouts += self.model.training
-        return output
-
-    def scored_completions(self) -> list[dict[str, Any]]:
-        """The latest generation batch: prompt, completion, advantage, each reward function's value, extra columns."""
-        logs = self._logs
-        columns: dict[str, Any] = {**logs["rewards"], **logs["extra"], "advantage": logs["advantages"]}
-        return [
-            {
-                "prompt": prompt,
-                "completion": completion,
-                **{name: values[row] for name, values in columns.items() if row < len(values)},
-            }
-            for row, (prompt, completion) in enumerate(zip(logs["prompt"], logs["completion"], strict=True))
-        ]
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """TRL's optimizer, refused where it would train nothing."""
-        optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
-        check_trainable(self.model, optimizer)
-        return optimizer
+    def __post_init__(self) -> None:
+        self.check_head_arguments(self.temperature)
+        with split_groups_explained(self):
+            super().__post_init__()
 
 
-@contextmanager
-def _without_cudnn_attention() -> Iterator[None]:
-    """Leave attention to PyTorch's other backends.
+class ChunkedRLOOTrainer(ChunkedHeadMixin, RLOOTrainer):
+    """`trl.RLOOTrainer` whose log-probs come from the chunked LM head; see `ChunkedHeadMixin`."""
 
-    Since torch 2.11 cuDNN comes first on H100 and H200, and its backward pass gives NaN for a masked sequence of
-    64 more than a multiple of 128 tokens (pytorch/pytorch#196678, huggingface/trl#7181).
-    """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
-
-
-def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Refuse to train nothing.
-
-    Args:
-        model: the policy.
-        optimizer: where given, its tensors are counted too.
-
-    Raises:
-        ValueError: no parameter requires a gradient, or the optimizer holds none of those that do.
-    """
-    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    total = sum(1 for _ in model.parameters())
-    if not trainable:
-        raise ValueError(
-            f"model has no trainable parameter (0 of {total} tensors require a gradient). Pass a peft_config, load "
-            "the adapter with is_trainable=True, or unfreeze what should learn."
-        )
-    if optimizer is None:
-        return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not held & trainable:
-        raise ValueError(
-            f"the optimizer holds {len(held)} tensors, none of them among the model's {len(trainable)} trainable "
-            "ones. Build it from this model's parameters, or leave optimizers unset."
-        )
+    args: ChunkedRLOOConfig
+    config_class = ChunkedRLOOConfig

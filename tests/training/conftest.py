@@ -1,4 +1,4 @@
-"""A random two-layer Llama, a word tokenizer and fixed rollouts: what the trainer tests have in common."""
+"""The trainer tests' common things as fixtures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,51 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from grpo_lab.training import ChunkedGRPOConfig, ChunkedGRPOTrainer
-
-VOCABULARY = 128
-ARGUMENTS: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_completion_length": 7,
-    "learning_rate": 1e-2,
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": [],
-    "disable_tqdm": True,
-    "max_steps": 2,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "dataloader_pin_memory": False,
-}
-
-
-def tiny_llama(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    settings = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        # Wide enough that log-probs differ clearly from token to token.
-        "initializer_range": 0.2,
-    }
-    return LlamaForCausalLM(LlamaConfig(**(settings | changes)))
+from grpo_lab.training import ChunkedGRPOTrainer
+from tests.training.small import build_trainer, fixed_rollouts, lora_config, open_adapter_, tiny_llama, word_tokenizer
 
 
 @pytest.fixture
@@ -60,90 +20,31 @@ def model_factory() -> Callable[..., LlamaForCausalLM]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{n}": n for n in range(3, VOCABULARY)}
-    backend = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
-    )
-
-
-def even_reward(completions: list[str], **_: Any) -> list[float]:
-    """Share of even words: a reward that spreads within every group."""
-    return [sum(int(word[1:]) % 2 == 0 for word in text.split() if word.startswith("w")) / 7 for text in completions]
+    return word_tokenizer()
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+def make_trainer(tmp_path: Path) -> Callable[..., Any]:
     """`make_trainer(cls, model=..., lora=..., **config)`: a trainer on four prompts."""
 
-    def make(
-        cls: type[GRPOTrainer] = ChunkedGRPOTrainer,
-        model: Any = None,
-        lora: LoraConfig | None = None,
-        reward: Callable[..., list[float]] = even_reward,
-        meter: Any = None,
-        **config: Any,
-    ) -> Any:
-        arguments = ARGUMENTS | {"output_dir": str(tmp_path)} | config
-        ours = issubclass(cls, ChunkedGRPOTrainer)
-        data = Dataset.from_dict({"prompt": ["w3 w4 w5", "w6 w7", "w8 w9 w10 w11", "w12"] * 8})
-        trainer = cls(
-            model=model or tiny_llama(),
-            reward_funcs=reward,
-            args=(ChunkedGRPOConfig if ours else GRPOConfig)(**arguments),
-            train_dataset=data,
-            processing_class=tokenizer,
-            peft_config=lora,
-            **({"meter": meter} if ours else {}),
-        )
-        # Set by the training loop, which a test of one loss does not enter.
-        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-        return trainer
+    def make(cls: type = ChunkedGRPOTrainer, **options: Any) -> Any:
+        meter = options.pop("meter", None)
+        around = options.pop("around", {}) | ({} if meter is None else {"meter": meter})
+        return build_trainer(cls, tmp_path, around=around, **options)
 
     return make
 
 
 @pytest.fixture
 def rollouts() -> dict[str, torch.Tensor]:
-    """Eight left-padded prompts and ragged completions, one of them fully masked."""
-    generator = torch.Generator().manual_seed(1)
-    prompt_lengths, completion_lengths = [2, 5, 1, 5, 3, 4, 5, 2], [7, 3, 1, 5, 7, 2, 4, 0]
-    prompt_ids = torch.zeros(8, 5, dtype=torch.long)
-    completion_ids = torch.zeros(8, 7, dtype=torch.long)
-    for row, (prompt, completion) in enumerate(zip(prompt_lengths, completion_lengths, strict=True)):
-        prompt_ids[row, 5 - prompt :] = torch.randint(3, VOCABULARY, (prompt,), generator=generator)
-        completion_ids[row, :completion] = torch.randint(3, VOCABULARY, (completion,), generator=generator)
-    completion_mask = (torch.arange(7) < torch.tensor(completion_lengths)[:, None]).long()
-    return {
-        "prompt_ids": prompt_ids,
-        "prompt_mask": (prompt_ids != 0).long(),
-        "completion_ids": completion_ids,
-        "completion_mask": completion_mask,
-        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 0.0, 0.3]),
-        "num_items_in_batch": completion_mask.sum(),
-    }
+    return fixed_rollouts()
 
 
 @pytest.fixture
 def lora() -> Callable[..., LoraConfig]:
-    """`lora(**changes)`: rank 4 on every linear layer but the head."""
-
-    def make(**changes: Any) -> LoraConfig:
-        return LoraConfig(**({"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | changes))
-
-    return make
+    return lora_config
 
 
 @pytest.fixture
 def open_adapter() -> Callable[[Any], None]:
-    """Give every `lora_B` values that are not zero, the same for the same model."""
-
-    def fill(model: Any) -> None:
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_B" in name:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-
-    return fill
+    return open_adapter_

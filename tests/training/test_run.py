@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_lab.training import Run, RunConfig, RunConfigError, RunFailedError
+from grpo_lab.training.guards import ObjectiveWarning
 
 SMALL: dict[str, Any] = {
     "model": "tiny",
@@ -262,7 +263,10 @@ def test_kill_and_resume_ends_in_the_same_weights(tmp_path: Path) -> None:
         ({"num_generations": 1}, "num_generations must be an int >= 2"),
         ({"gradient_accumulation_steps": 3}, "Valid here: 1, 2, 4, 8"),
         ({"num_iterations": 3, "save_every": 2}, "save_every must be a multiple of num_iterations"),
-        ({"loss_type": "ppo"}, "loss_type must be one of grpo, bnpo, dr_grpo, dapo; got 'ppo'"),
+        (
+            {"loss_type": "ppo"},
+            "loss_type must be one of grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo; got 'ppo'",
+        ),
         ({"rewards": {"beauty": 1.0}}, "rewards must give a weight to some of correctness"),
         ({"implementation": "magic"}, "implementation must be one of auto"),
         ({"device": "cuda"}, "torch sees no CUDA device"),
@@ -324,6 +328,25 @@ def test_answers_with_the_adapter_off_are_those_of_before(make_run: Callable[...
     assert run.generate(questions, adapter=False) == before
     assert run.generate(questions) != before
     assert run.generate(questions, greedy=False, seed=1) == run.generate(questions, greedy=False, seed=1)
+
+
+def test_what_may_not_be_meant_is_among_the_notices(make_run: Callable[..., Run]) -> None:
+    with pytest.warns(ObjectiveWarning, match="weights each sequence by its length") as caught:
+        run = make_run(importance_sampling_level="sequence", steps=1)
+    assert len(caught.list) == 1, "said once, by the settings"
+    run.start(background=False)
+    assert "weights each sequence by its length" in json.loads((run.folder / "run.json").read_text())["notices"][0]
+
+
+def test_length_penalty_and_redrawn_groups_are_in_the_rows(make_run: Callable[..., Run]) -> None:
+    run = make_run(
+        rewards={"correctness": 1.0, "overlong": 0.5}, dynamic_sampling_rounds=1, steps=2, max_completion_length=24
+    )
+    run.start(background=False)
+    rows = metric_rows(run.folder)
+    for name in ("rewards/overlong_reward/mean", "sampling/redraw_rounds", "sampling/redrawn_groups"):
+        assert name in rows[0], name
+    assert all(-1 <= row["rewards/overlong_reward/mean"] <= 0 for row in rows)
 
 
 def test_memory_goes_back_after_a_failed_run(make_run: Callable[..., Run]) -> None:

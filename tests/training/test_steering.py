@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from grpo_lab.training.chunked_trainer import StepReadings, without_cudnn_attention
 from grpo_lab.training.steering import Steering, SteeringCallback, step_row
-from grpo_lab.training.trainer import StepReadings, _without_cudnn_attention
 
 
 def trainer_with(readings: StepReadings) -> Any:
@@ -43,6 +43,6 @@ def test_gradients_that_are_not_finite_end_the_run_with_their_row_written(tmp_pa
 
 def test_attention_backends_are_as_before_after_a_step() -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with _without_cudnn_attention():
+    with without_cudnn_attention():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -1,6 +1,8 @@
 """The trainer on the chunked head against TRL's own, and against plain logits."""
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
-from grpo_lab.training import ChunkedGRPOConfig, ChunkedGRPOTrainer
-from grpo_lab.training.trainer import check_trainable
+from grpo_lab.training import ChunkedGRPOConfig, ChunkedGRPOTrainer, ChunkedRLOOConfig, ChunkedRLOOTrainer
+from grpo_lab.training.chunked_trainer import check_trainable
 
 Rollouts = dict[str, torch.Tensor]
 
@@ -46,37 +48,6 @@ def off_policy(rollouts: Rollouts) -> Rollouts:
     return rollouts | {"old_per_token_logps": near, "ref_per_token_logps": far}
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"loss_type": "grpo"},
-    {"loss_type": "bnpo", "beta": 0.04},
-    {"loss_type": "dr_grpo", "epsilon_high": 0.28},
-    {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": False},
-    {"loss_type": "dapo", "temperature": 0.7, "gradient_accumulation_steps": 4},
-    {"loss_type": "grpo", "importance_sampling_level": "sequence", "delta": 1.6},
-    {"loss_type": "dapo", "entropy_coef": 0.05},
-    {"loss_type": "dapo", "top_entropy_quantile": 0.5},
-    {"loss_type": "cispo", "epsilon_high": 5.0},
-    {"loss_type": "dapo", "gradient_checkpointing": False, "off_policy_mask_threshold": 0.5},
-]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()))
-def test_loss_gradients_and_metrics_equal_trl(
-    make_trainer: Callable[..., Any],
-    lora: Callable[..., LoraConfig],
-    open_adapter: Callable[[Any], None],
-    off_policy: Rollouts,
-    settings: dict[str, Any],
-) -> None:
-    theirs = make_trainer(GRPOTrainer, lora=lora(), **settings)
-    open_adapter(theirs.model)
-    expected = loss_and_gradients(theirs, off_policy)
-    for implementation, chunk_size in (("torch", 5), ("reference", 1024)):
-        ours = make_trainer(lora=lora(), implementation=implementation, chunk_size=chunk_size, **settings)
-        open_adapter(ours.model)
-        assert_same(loss_and_gradients(ours, off_policy), expected)
-
-
 @pytest.mark.parametrize("chunk_size", [1, 3, 16, 4096])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_trainable_head_equals_trl_at_any_chunk_size(
@@ -110,8 +81,11 @@ def test_an_adapter_on_the_head_is_refused_by_name(
     make_trainer(lora=lora(target_modules="all-linear"))
 
 
-def test_left_padded_rows_score_like_each_row_alone(make_trainer: Callable[..., Any], rollouts: Rollouts) -> None:
-    trainer = make_trainer(implementation="torch", temperature=0.7)
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_left_padded_rows_score_like_each_row_alone(
+    make_trainer: Callable[..., Any], rollouts: Rollouts, implementation: str
+) -> None:  # case T07; one prompt and one completion are of one token
+    trainer = make_trainer(implementation=implementation, temperature=0.7)
     ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
     mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
     together, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 7)
@@ -168,7 +142,7 @@ def test_a_batch_with_every_token_masked_gives_zero_gradients(
 
 def test_on_policy_the_ratio_is_one_and_the_kl_zero(
     make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig]
-) -> None:
+) -> None:  # case X10
     trainer = make_trainer(
         lora=lora(lora_dropout=0.5), temperature=0.7, beta=0.04, num_iterations=2, disable_dropout=True,
         implementation="torch", chunk_size=3,
@@ -184,10 +158,14 @@ def test_on_policy_the_ratio_is_one_and_the_kl_zero(
     assert (logps - batch["ref_per_token_logps"]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_second_iteration_sees_a_policy_that_moved(
-    make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig]
-) -> None:
-    trainer = make_trainer(lora=lora(), num_iterations=2, max_steps=2, epsilon=1e-4, implementation="torch")
+    make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig], accumulation: int
+) -> None:  # case X12
+    trainer = make_trainer(
+        lora=lora(), num_iterations=2, max_steps=2, epsilon=1e-4, implementation="torch",
+        gradient_accumulation_steps=accumulation, per_device_train_batch_size=8 // accumulation,
+    )  # fmt: skip
     trainer.train()
     clipped = [row["clip_ratio/region_mean"] for row in trainer.state.log_history if "loss" in row]
     assert clipped[0] == 0.0
@@ -202,9 +180,25 @@ def test_the_reference_of_a_trained_adapter_is_that_adapter(
 ) -> None:
     policy = get_peft_model(model_factory(), lora())
     open_adapter(policy)
-    trainer = make_trainer(model=policy, beta=0.04, max_steps=1, implementation="torch")
+    trainer = make_trainer(model=policy, beta=0.04, max_steps=3, implementation="torch")
+    reference = {name: p.clone() for name, p in policy.named_parameters() if ".ref." in name}
     trainer.train()
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert trainer.state.log_history[2]["kl"] > 0
+    assert reference
+    for name, parameter in policy.named_parameters():
+        if name in reference:
+            assert parameter.grad is None
+            assert torch.equal(parameter, reference[name]), name
+
+
+def test_the_reference_of_a_new_adapter_is_the_model_below_it(
+    make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig], open_adapter: Callable[[Any], None]
+) -> None:  # case T03
+    trainer = make_trainer(lora=lora(), beta=0.04, max_steps=1, implementation="torch")
+    open_adapter(trainer.model)
+    trainer.train()
+    assert trainer.state.log_history[0]["kl"] > 1e-3
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
@@ -273,3 +267,97 @@ def test_groups_may_span_micro_batches(tmp_path: Any) -> None:
         gradient_accumulation_steps=2,
     )  # fmt: skip
     assert config.generation_batch_size == 8
+
+
+def test_groups_are_never_split_by_a_last_short_batch(make_trainer: Callable[..., Any]) -> None:  # case X14
+    trainer = make_trainer(implementation="torch", max_steps=4)
+    trainer.train_dataset = trainer.train_dataset.select(range(3))
+    trainer.train()
+    assert trainer.state.global_step == 4
+    prompts = list(trainer._logs["prompt"])
+    assert len(set(prompts[:4])) == len(set(prompts[4:])) == 1
+
+
+def test_halving_the_batch_by_itself_is_refused(tmp_path: Any) -> None:  # case X14
+    with pytest.raises(ValueError, match="auto_find_batch_size"):
+        ChunkedGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, auto_find_batch_size=True)
+
+
+ADVANTAGES = {"group": [0, 0, 0, 0, -0.865875, 0.865875, -0.865875, 0.865875],
+              "batch": [0, 0, 0, 0, -1.079890, 1.079890, -1.079890, 1.079890],
+              "none": [0, 0, 0, 0, -0.5, 0.5, -0.5, 0.5]}  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ADVANTAGES)
+def test_advantages_of_each_scope(make_trainer: Callable[..., Any], scope: str) -> None:  # case T08
+    trainer = make_trainer(
+        implementation="torch",
+        scale_rewards=scope,
+        max_steps=1,
+        reward=lambda **_: [1, 1, 1, 1, 0, 1, 0, 1],
+    )
+    trainer.train()
+    found = [row["advantage"] for row in trainer.scored_completions()]
+    assert found == pytest.approx(ADVANTAGES[scope], abs=1e-5)
+    if scope == "group":
+        assert trainer.state.log_history[0]["frac_reward_zero_std"] == 0.5
+
+
+def test_rounding_of_equal_rewards_teaches_nothing(make_trainer: Callable[..., Any]) -> None:  # case T08
+    trainer = make_trainer(
+        implementation="torch", max_steps=1, per_device_train_batch_size=7, num_generations=7,
+        reward=lambda completions, **_: [0.7] * len(completions),
+    )  # fmt: skip
+    trainer.train()
+    assert max(abs(row["advantage"]) for row in trainer.scored_completions()) < 1e-3
+
+
+def test_dropout_that_moves_ratios_is_warned_of(
+    make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig]
+) -> None:  # case X10
+    def warned(cls: type = ChunkedGRPOTrainer, rate: float = 0.5, **config: Any) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make_trainer(cls, lora=lora(lora_dropout=rate), **config)
+        return any("dropout of 0.5 is on" in str(warning.message) for warning in caught)
+
+    assert warned(beta=0.1)
+    assert warned(num_iterations=2)
+    assert warned(ChunkedRLOOTrainer)
+    assert not warned()
+    assert not warned(beta=0.1, disable_dropout=True)
+    assert not warned(beta=0.1, rate=0.0)
+
+
+def test_lengths_are_of_what_was_sampled_not_of_what_was_kept(make_trainer: Callable[..., Any]) -> None:  # case X15
+    rows, kept = [], []
+    for masked in (False, True):
+        trainer = make_trainer(
+            implementation="torch", max_steps=1, mask_truncated_completions=masked,
+            generation_kwargs={"sequence_bias": [[[2], 5.0]]},
+        )  # fmt: skip
+        trainer.train()
+        rows.append({k: v for k, v in trainer.state.log_history[0].items() if k.startswith("completions/")})
+        kept.append(int(trainer._buffered_inputs[0]["completion_mask"].sum()))
+    assert rows[0] == rows[1]
+    assert 0.0 < rows[0]["completions/clipped_ratio"] < 1.0
+    assert rows[0]["completions/max_length"] == 7
+    assert 0 < kept[1] < kept[0]
+
+
+def test_completions_are_written_down_without_a_tracker(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:  # case X18
+    trainer = make_trainer(implementation="torch", max_steps=1, log_completions=True)
+    trainer.train()
+    assert list((tmp_path / "completions").glob("*.parquet"))
+    assert len(trainer.scored_completions()) == 8
+
+
+def test_arguments_of_another_trainer_are_refused(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="args must be a ChunkedRLOOConfig; got ChunkedGRPOConfig"):
+        ChunkedRLOOTrainer(model=None, args=ChunkedGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False))
+    with pytest.raises(ValueError, match=r"chunk_size must be .* got 0"):
+        ChunkedRLOOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, chunk_size=0)
+    trainer = make_trainer(ChunkedRLOOTrainer, beta=0.0, implementation="torch", chunk_size=9)
+    assert (trainer.chunk_size, trainer.implementation) == (9, "torch")
