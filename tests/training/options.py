@@ -50,6 +50,8 @@ SYNC: Settings = {"beta": 0.1, "sync_ref_model": True, "max_steps": 3}
 CLOSE: Settings = {"vllm_importance_sampling_clip_max": 1.05}
 # bf16 rounds to 8 bits; the reference that both round away from is compared elsewhere.
 BF16 = 5e-2
+# With an fp32 head only the layers below it round, the same for both but for the last bit (1 of 256).
+BF16_STEP = 8e-3
 
 LOSS_TYPES = [
     Case("loss_type", "grpo"),
@@ -101,8 +103,8 @@ OBJECTIVE = [
     Case("steps_per_generation", 4),
     Case("steps_per_generation", 4, {"gradient_accumulation_steps": 2}),
     Case("disable_dropout", True, world="dropout"),
-    Case("cast_lm_head_to_fp32", True, world="half"),
-    Case("cast_lm_head_to_fp32", True, {"bf16": True}),
+    Case("cast_lm_head_to_fp32", True, world="half", tolerance=BF16_STEP),
+    Case("cast_lm_head_to_fp32", True, {"bf16": True}, tolerance=BF16_STEP),
     Case("bf16", True, tolerance=BF16),
     Case("router_aux_loss_coef", 0.1, world="experts"),
     Case("router_aux_loss_coef", 0.0, world="experts"),
@@ -122,13 +124,10 @@ RUNS = [
     Case("steps_per_generation", 2, run=True),
     Case("gradient_accumulation_steps", 2, run=True),
     Case("per_device_train_batch_size", 4, run=True),
-    Case("beta", 0.1, {"scale_rewards": "none"}, run=True),
     Case("use_adaptive_entropy", True, {"entropy_coef": 0.1, "entropy_target": 10.0, "max_steps": 3}, run=True),
     Case("pad_to_multiple_of", 8, run=True, acts=False),
     Case("gradient_checkpointing", False, run=True, acts=False),
-    Case("activation_checkpointing", True, run=True, acts=False),
     Case("gradient_checkpointing_kwargs", {"use_reentrant": True}, run=True, acts=False),
-    Case("activation_checkpointing_kwargs", {"use_reentrant": True}, run=True, acts=False),
     Case("neftune_noise_alpha", 5.0, run=True),
     Case("sync_ref_model", True, {"beta": 0.1, "ref_model_sync_steps": 1, "max_steps": 3}, run=True, world="whole"),
     Case("ref_model_mixup_alpha", 0.1, SYNC | {"ref_model_sync_steps": 1}, run=True, world="whole"),
@@ -173,8 +172,7 @@ RLOO_CASES = [
 # What RLOO shares with GRPO, in TRL and here, and what the cases of GRPO compare.
 RLOO_AS_GRPO = """
     generation_batch_size steps_per_generation per_device_train_batch_size max_completion_length pad_to_multiple_of
-    gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
-    neftune_noise_alpha ref_model_mixup_alpha ref_model_sync_steps
+    gradient_checkpointing gradient_checkpointing_kwargs neftune_noise_alpha ref_model_mixup_alpha ref_model_sync_steps
 """
 
 # Reason why nothing of it reaches the pass from hidden states to the loss: fields.
@@ -219,6 +217,9 @@ NOT_LOSS = {
         push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
         load_best_model_at_end metric_for_best_model greater_is_better restore_callback_states_from_checkpoint
         resume_from_checkpoint
+    """,
+    "other names of gradient_checkpointing and gradient_checkpointing_kwargs": """
+        activation_checkpointing activation_checkpointing_kwargs
     """,
     "which commands a script runs": "do_train do_predict",
     "the machine: needs a GPU, several processes, a compiler or a package that the tests do not ask for": """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, set_seed
+from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PrinterCallback, set_seed
 from trl import GRPOTrainer, RLOOTrainer
 
 from grpo_lab.training import ChunkedGRPOTrainer, ChunkedRLOOTrainer
@@ -33,8 +33,8 @@ RUN: Settings = {
     "generation_kwargs": {"sequence_bias": [[[2], 5.0]]},
 }
 _NOT_COMPARED = ("step_time", "train_runtime", "runtime", "samples_per_second", "steps_per_second")
-# An outcome whose scale is below these is compared as if it were that large.
-_SMALLEST_LOSS, _SMALLEST_METRIC = 0.1, 1.0
+# A loss or metric below it, which may be 0 by cancellation, is compared as if it were that large.
+_SMALLEST = 1.0
 
 
 def ours(cls: type) -> type:
@@ -74,7 +74,7 @@ class Differences:
 
 def differences(ours: Outcome, theirs: Outcome) -> Differences:
     """How far `ours` is from `theirs`, gradients tensor by tensor."""
-    loss = _apart(ours.losses, theirs.losses, _SMALLEST_LOSS)
+    loss = _apart(ours.losses, theirs.losses)
     gradient = math.inf
     if ours.gradients.keys() == theirs.gradients.keys():
         largest = max(float(value.abs().max()) for value in theirs.gradients.values())
@@ -84,17 +84,17 @@ def differences(ours: Outcome, theirs: Outcome) -> Differences:
             for name, value in theirs.gradients.items()
         )
     metrics = {
-        name: _apart(ours.metrics.get(name, []), theirs.metrics.get(name, []), _SMALLEST_METRIC)
+        name: _apart(ours.metrics.get(name, []), theirs.metrics.get(name, []))
         for name in ours.metrics.keys() | theirs.metrics.keys()
     }
     worst = max(metrics, key=lambda name: metrics[name])
     return Differences(loss, gradient, metrics[worst], worst)
 
 
-def _apart(ours: list[float], theirs: list[float], smallest: float) -> float:
+def _apart(ours: list[float], theirs: list[float]) -> float:
     if len(ours) != len(theirs):
         return math.inf
-    scale = max([abs(value) for value in theirs if not math.isnan(value)] + [smallest])
+    scale = max([abs(value) for value in theirs if not math.isnan(value)] + [_SMALLEST])
     pairs = [pair for pair in zip(ours, theirs, strict=True) if not all(map(math.isnan, pair))]
     gaps = [abs(a - b) / scale for a, b in pairs]
     return math.inf if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
@@ -138,7 +138,9 @@ def _trainer(cls: type, case: Case, settings: Settings, folder: Path, trained_he
     lora = None
     if case.world != "whole":
         lora = lora_config(
-            lora_dropout=0.5 if case.world == "dropout" else 0.0, modules_to_save=["lm_head"] if trained_head else None
+            target_modules=["q_proj", "o_proj", "up_proj"],
+            lora_dropout=0.5 if case.world == "dropout" else 0.0,
+            modules_to_save=["lm_head"] if trained_head else None,
         )
     model = _model(case.world, folder)
     rewards = [even_reward, long_reward] if case.run else even_reward
@@ -207,6 +209,7 @@ def _micro_batches(trainer: Any, steps: int, inputs: dict[str, Tensor]) -> Outco
 
 def _whole_run(trainer: Any) -> Outcome:
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.remove_callback(PrinterCallback)
     set_seed(7)
     trainer.train()
     after = dict(trainer.model.named_parameters())
