@@ -8,7 +8,8 @@ from torch import Tensor
 SCALES = ("group", "batch", "none")
 
 
-def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
+def grouped(rewards: Tensor, num_generations: int) -> Tensor:
+    """(B,) rewards as (B / G, G), refused where they do not fill whole groups of two or more."""
     if num_generations < 2:
         raise ValueError(f"num_generations must be >= 2, since a group of one has no spread; got {num_generations}.")
     if rewards.dim() != 1 or rewards.numel() % num_generations:
@@ -19,7 +20,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     return rewards.view(-1, num_generations)
 
 
-def _spread(rewards: Tensor) -> Tensor:
+def spread(rewards: Tensor) -> Tensor:
     """Bessel-corrected standard deviation over the last axis without NaN; 0 where fewer than two are left."""
     count = (~rewards.isnan()).sum(-1)
     squares = (rewards - rewards.nanmean(-1, keepdim=True)).square().nansum(-1)
@@ -60,12 +61,12 @@ def group_advantages(
         raise ValueError(f"scale_rewards must be one of {', '.join(SCALES)}; got {scale_rewards!r}.")
     if not epsilon > 0:
         raise ValueError(f"epsilon must be > 0; got {epsilon!r}.")
-    grouped = _grouped(rewards, num_generations)
-    advantages = grouped - grouped.nanmean(-1, keepdim=True)
+    groups = grouped(rewards, num_generations)
+    advantages = groups - groups.nanmean(-1, keepdim=True)
     if scale_rewards == "group":
-        advantages = advantages / (_spread(grouped)[:, None] + epsilon)
+        advantages = advantages / (spread(groups)[:, None] + epsilon)
     elif scale_rewards == "batch":
-        advantages = advantages / (_spread(rewards) + epsilon)
+        advantages = advantages / (spread(rewards) + epsilon)
     return advantages.flatten().masked_fill(rewards.isnan(), 0)
 
 
@@ -83,6 +84,50 @@ def zero_spread_fraction(rewards: Tensor, num_generations: int) -> float:
     Raises:
         ValueError: `rewards` do not fit `num_generations`.
     """
-    grouped = _grouped(rewards, num_generations)
-    size = grouped.abs().nan_to_num(0).amax(-1)
-    return (_spread(grouped) <= torch.clamp(1e-6 * size, min=1e-8)).float().mean().item()
+    groups = grouped(rewards, num_generations)
+    size = groups.abs().nan_to_num(0).amax(-1)
+    return (spread(groups) <= torch.clamp(1e-6 * size, min=1e-8)).float().mean().item()
+
+
+def weighted_rewards(rewards_per_func: Tensor, weights: Tensor) -> Tensor:
+    """Sum over reward functions of `weight x reward`, without those that gave none.
+
+    Args:
+        rewards_per_func: (B, K) float; NaN where a function gave no reward.
+        weights: (K,) float.
+
+    Returns:
+        (B,); NaN for a completion that no function rewarded.
+    """
+    summed = (rewards_per_func * weights).nansum(-1)
+    return summed.masked_fill(rewards_per_func.isnan().all(-1), torch.nan)
+
+
+def normalized_then_summed_advantages(
+    rewards_per_func: Tensor, weights: Tensor, num_generations: int, *, epsilon: float = 1e-4
+) -> Tensor:
+    """Each reward normalised within its group, then summed by weight, then normalised over the batch.
+
+    No reward function drowns another by its scale, and two completions with equal sums but different parts differ.
+
+    Args:
+        rewards_per_func: (B, K) float, the completions of a prompt side by side; NaN where a function gave no reward.
+        weights: (K,) float.
+        num_generations: completions a prompt, >= 2.
+        epsilon: added to each standard deviation; > 0.
+
+    Returns:
+        (B,); 0 for a completion that no function rewarded.
+
+    Raises:
+        ValueError: the rewards do not fit `num_generations`.
+
+    Source: GDPO (arXiv 2601.05242).
+    """
+    normalized = []
+    for rewards in rewards_per_func.unbind(-1):
+        groups = grouped(rewards, num_generations)
+        centred = groups - groups.nanmean(-1, keepdim=True)
+        normalized.append((centred / (spread(groups)[:, None] + epsilon)).flatten())
+    summed = weighted_rewards(torch.stack(normalized, -1), weights)
+    return ((summed - summed.nanmean()) / (spread(summed) + epsilon)).nan_to_num(nan=0.0)

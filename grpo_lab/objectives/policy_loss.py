@@ -1,63 +1,21 @@
-"""The clipped policy-gradient losses of the GRPO family, from log-probs: TRL's `grpo`, `bnpo`, `dr_grpo`, `dapo`.
+"""The policy-gradient losses of the GRPO family, from log-probs, in TRL 1.16's order of operations.
 
-    ratio   = exp(logp - old_logp)                         by token, or its geometric mean by sequence (GSPO)
-    clipped = clip(ratio, 1 - epsilon_low, 1 + epsilon_high)
-    loss_t  = -min(min(ratio, delta) A, clipped A) + beta KL_t
+    loss_t = (term_t x off-policy keep x top-entropy keep x sampler ratio) + beta KL_t
+    loss   = aggregate(loss_t) - entropy_coef x mean entropy
 
-The loss types differ in what the sum of `loss_t` over counted tokens is divided by.
+The terms stand in `terms`, the ratios in `ratios`, the divisors in `aggregation`, the entropies in `entropy`.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
-LEVELS = ("token", "sequence")
-
-
-@dataclass(frozen=True)
-class PolicyLossOptions:
-    """What the loss is; names and meaning are TRL's.
-
-    Attributes:
-        loss_type: what the sum over tokens is divided by, see `aggregate_token_losses`.
-        epsilon_low: ratios below `1 - epsilon_low` are clipped; >= 0.
-        epsilon_high: ratios above `1 + epsilon_high` are clipped; >= 0.
-        delta: bounds the ratio where the advantage is negative; > 1 + epsilon_high, or `None` for no bound.
-        beta: weight of the KL to the reference; >= 0.
-        use_bias_correction_kl: whether the KL is multiplied by the ratio, which makes its gradient that of
-            the reverse KL (DeepSeek-V3.2, arXiv 2512.02556).
-        importance_sampling_level: `"token"`, or `"sequence"` for one ratio a sequence (GSPO, arXiv
-            2507.18071).
-
-    Raises:
-        ValueError: a value is out of its range; the message names it.
-    """
-
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"]
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    delta: float | None = None
-    beta: float = 0.0
-    use_bias_correction_kl: bool = True
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-
-    def __post_init__(self) -> None:
-        if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"loss_type must be one of {', '.join(LOSS_TYPES)}; got {self.loss_type!r}.")
-        if self.importance_sampling_level not in LEVELS:
-            raise ValueError(
-                f"importance_sampling_level must be token or sequence; got {self.importance_sampling_level!r}."
-            )
-        for name in ("epsilon_low", "epsilon_high", "beta"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a finite number >= 0; got {value!r}.")
-        if self.delta is not None and not self.delta > 1 + self.epsilon_high:
-            raise ValueError(f"delta must be None or > 1 + epsilon_high; got {self.delta!r}.")
+from grpo_lab.objectives.aggregation import aggregate_token_losses
+from grpo_lab.objectives.entropy import entropy_bonus, top_entropy_mask
+from grpo_lab.objectives.options import CLIPPED_LOSS_TYPES, PolicyLossOptions
+from grpo_lab.objectives.ratios import gamma_weights, log_importance_ratio, off_policy_keep
+from grpo_lab.objectives.terms import cispo_term, clipped_term, sapo_term
 
 
 class PolicyLoss(NamedTuple):
@@ -83,52 +41,6 @@ def k3_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
     return torch.exp(difference) - difference - 1
 
 
-def aggregate_token_losses(
-    per_token_loss: Tensor,
-    completion_mask: Tensor,
-    loss_type: str,
-    *,
-    max_completion_length: int | None = None,
-    num_items_in_batch: float | None = None,
-    gradient_accumulation_steps: int = 1,
-) -> Tensor:
-    """One number from the token losses, divided so that the micro-batches of a step may be summed.
-
-    `grpo`: mean over sequences of each one's mean. `bnpo`: sum over the tokens of this micro-batch.
-    `dr_grpo`: sum over `B max_completion_length`. These three are then divided by
-    `gradient_accumulation_steps`. `dapo`: sum over `num_items_in_batch`.
-
-    Args:
-        per_token_loss: (B, T) or (B, 1) float; gradient flows.
-        completion_mask: (B, T), 1 counts.
-        loss_type: one of `LOSS_TYPES`.
-        max_completion_length: tokens, for `dr_grpo`.
-        num_items_in_batch: counted tokens of all micro-batches of this optimizer step, for `dapo`.
-        gradient_accumulation_steps: micro-batches of this optimizer step.
-
-    Returns:
-        A scalar; 0, attached to the graph, where no token counts.
-
-    Raises:
-        ValueError: the loss type is unknown, or lacks its number.
-    """
-    mask = completion_mask != 0
-    losses = torch.where(mask, per_token_loss, 0)
-    if loss_type == "grpo":
-        return (losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean() / gradient_accumulation_steps
-    if loss_type == "bnpo":
-        return losses.sum() / mask.sum().clamp(min=1) / gradient_accumulation_steps
-    if loss_type == "dr_grpo":
-        if max_completion_length is None:
-            raise ValueError("loss_type 'dr_grpo' divides by max_completion_length; got None.")
-        return losses.sum() / (mask.size(0) * max_completion_length) / gradient_accumulation_steps
-    if loss_type == "dapo":
-        if num_items_in_batch is None:
-            raise ValueError("loss_type 'dapo' divides by num_items_in_batch; got None.")
-        return losses.sum() / max(num_items_in_batch, 1)
-    raise ValueError(f"loss_type must be one of {', '.join(LOSS_TYPES)}; got {loss_type!r}.")
-
-
 def policy_loss(
     per_token_logps: Tensor,
     old_per_token_logps: Tensor,
@@ -137,60 +49,74 @@ def policy_loss(
     options: PolicyLossOptions,
     *,
     ref_per_token_logps: Tensor | None = None,
+    entropies: Tensor | None = None,
+    sampling_per_token_logps: Tensor | None = None,
+    importance_sampling_ratio: Tensor | None = None,
     max_completion_length: int | None = None,
     num_items_in_batch: float | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> PolicyLoss:
-    """Clipped surrogate of the policy gradient, plus `beta` times the KL to the reference.
+    """The policy term of `options.loss_type`, plus `beta` times the KL to the reference, minus the entropy bonus.
 
     Args:
         per_token_logps: (B, T) float, of the current policy; gradient flows; anything where masked.
         old_per_token_logps: (B, T) float, of the policy that sampled; anything where masked.
-        advantages: (B,), or (B, T) by token.
+        advantages: (B,), or (B, T) by token; anything where masked.
         completion_mask: (B, T), 1 counts.
         options: which loss.
         ref_per_token_logps: (B, T) float, of the reference; needed where `beta > 0`; anything where masked.
+        entropies: (B, T) float, nats; needed for `top_entropy_quantile < 1` (no gradient flows) and for
+            `entropy_coef` other than 0 (gradient flows); anything where masked.
+        sampling_per_token_logps: (B, T) float, by the engine that sampled, for `off_policy_mask_threshold`; `None`
+            takes `old_per_token_logps`; NaN counts as no drift.
+        importance_sampling_ratio: (B, T) or (B, 1), from `sampler_ratio`; `None` for no correction.
         max_completion_length: see `aggregate_token_losses`.
         num_items_in_batch: see `aggregate_token_losses`.
-        gradient_accumulation_steps: see `aggregate_token_losses`.
+        gradient_accumulation_steps: see `aggregate_token_losses`; the entropy bonus is divided by it too.
 
     Returns:
-        The scalar loss, and `clip_ratio/low_mean`, `clip_ratio/high_mean`, `clip_ratio/region_mean` (shares
-        of counted tokens, or of sequences where the ratio is by sequence, that the clip cuts off from the
-        gradient: low where the advantage is negative, high where it is positive) and `kl` where `beta > 0`.
+        The scalar loss, and TRL's metrics: `clip_ratio/...` where there is a clip range (shares of counted tokens,
+        or of sequences where the ratio is by sequence, that the clip cuts off from the gradient: low where the
+        advantage is negative, high where it is positive), `cispo_clip_ratio`, `vespo/phi_seq_mean`, `kl` where
+        `beta > 0`, `entropy` where entropies are given, `policy_loss` where there is an entropy bonus.
 
     Raises:
-        ValueError: `beta > 0` without `ref_per_token_logps`, or the loss type lacks its number.
+        ValueError: something that the options need is missing, or VESPO gets a ratio by sequence.
 
-    Source: DeepSeekMath (arXiv 2402.03300) equation 3; clip-higher and the token normaliser DAPO
-        (2503.14476); the constant normaliser Dr. GRPO (2503.20783); delta INTELLECT-2 (2505.07291). Formulas
-        as TRL 1.16's.
+    Source: DeepSeekMath (arXiv 2402.03300), equation 3; each part where it is defined. Formulas as TRL 1.16's.
     """
+    _check_needs(options, ref_per_token_logps, entropies, importance_sampling_ratio)
     mask = completion_mask != 0
-    if advantages.dim() == 1:
-        advantages = advantages[:, None]
     # Before any exp: 0 times its infinity would be NaN.
-    per_token_logps = per_token_logps.masked_fill(~mask, 0)
-    log_ratio = per_token_logps - old_per_token_logps.masked_fill(~mask, 0)
-    if options.importance_sampling_level == "sequence":
-        log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - options.epsilon_low, 1 + options.epsilon_high)
-    bounded = ratio if options.delta is None else ratio.clamp(max=options.delta)
-    per_token_loss = -torch.min(bounded * advantages, clipped * advantages)
-    counted = {
-        "clip_ratio/low_mean": (ratio < 1 - options.epsilon_low) & (advantages < 0),
-        "clip_ratio/high_mean": (ratio > 1 + options.epsilon_high) & (advantages > 0),
-    }
-    counted["clip_ratio/region_mean"] = counted["clip_ratio/low_mean"] | counted["clip_ratio/high_mean"]
+    advantages = advantages[:, None] if advantages.dim() == 1 else advantages.masked_fill(~mask, 0)
+    logps, old_logps = (x.masked_fill(~mask, 0) for x in (per_token_logps, old_per_token_logps))
+    log_ratio = logps - old_logps
+    ratio = log_importance_ratio(log_ratio, mask, options.importance_sampling_level).exp()
+    if importance_sampling_ratio is not None and importance_sampling_ratio.shape == mask.shape:
+        importance_sampling_ratio = importance_sampling_ratio.masked_fill(~mask, 1)
+
+    per_token_loss, counted = _policy_term(options, ratio, log_ratio, logps, advantages, importance_sampling_ratio)
+    if options.off_policy_mask_threshold is not None:
+        sampling_logps = old_per_token_logps if sampling_per_token_logps is None else sampling_per_token_logps
+        keep = off_policy_keep(advantages, logps, sampling_logps, mask, options.off_policy_mask_threshold)
+        per_token_loss = per_token_loss * keep
+    bonus_mask = mask
+    if options.top_entropy_quantile < 1:
+        assert entropies is not None, "checked above"
+        bonus_mask = top_entropy_mask(entropies.detach(), mask, options.top_entropy_quantile)
+        per_token_loss = per_token_loss * bonus_mask
+    if importance_sampling_ratio is not None and options.loss_type != "vespo":
+        per_token_loss = per_token_loss * importance_sampling_ratio
     if options.beta > 0:
-        if ref_per_token_logps is None:
-            raise ValueError(f"ref_per_token_logps is needed where beta > 0; got None, beta {options.beta}.")
-        per_token_kl = k3_kl(per_token_logps, ref_per_token_logps.masked_fill(~mask, 0))
+        assert ref_per_token_logps is not None, "checked above"
+        per_token_kl = k3_kl(logps, ref_per_token_logps.masked_fill(~mask, 0))
         if options.use_bias_correction_kl:
             per_token_kl = per_token_kl * ratio
         per_token_loss = per_token_loss + options.beta * per_token_kl
         counted["kl"] = per_token_kl.detach()
+    if entropies is not None:
+        counted["entropy"] = entropies.detach()
+
     loss = aggregate_token_losses(
         per_token_loss,
         mask,
@@ -199,10 +125,77 @@ def policy_loss(
         num_items_in_batch=num_items_in_batch,
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
-    return PolicyLoss(loss, {name: _mean(values, mask) for name, values in counted.items()} if mask.any() else {})
+    metrics = _metrics(counted, mask) if mask.any() else {}
+    if options.entropy_coef != 0:
+        assert entropies is not None, "checked above"
+        if metrics:
+            whole = options.loss_type in ("dapo", "cispo", "vespo")
+            metrics["policy_loss"] = loss.item() * (1 if whole else gradient_accumulation_steps)
+        loss = loss - options.entropy_coef * entropy_bonus(entropies, bonus_mask) / gradient_accumulation_steps
+    return PolicyLoss(loss, metrics)
 
 
-def _mean(values: Tensor, mask: Tensor) -> float:
-    """Mean over counted tokens of (B, T) values, or over sequences of (B, 1) values."""
-    counted = values[mask] if values.shape == mask.shape else values
-    return counted.float().mean().item()
+def _check_needs(
+    options: PolicyLossOptions,
+    ref_per_token_logps: Tensor | None,
+    entropies: Tensor | None,
+    importance_sampling_ratio: Tensor | None,
+) -> None:
+    if options.beta > 0 and ref_per_token_logps is None:
+        raise ValueError(f"ref_per_token_logps is needed where beta > 0; got None, beta {options.beta}.")
+    if entropies is None and (options.entropy_coef != 0 or options.top_entropy_quantile < 1):
+        raise ValueError(
+            "entropies are needed for an entropy_coef other than 0 or a top_entropy_quantile below 1; got None, "
+            f"entropy_coef {options.entropy_coef}, top_entropy_quantile {options.top_entropy_quantile}."
+        )
+    ratio = importance_sampling_ratio
+    if options.loss_type == "vespo" and ratio is not None and ratio.size(-1) == 1:
+        raise ValueError(
+            "importance_sampling_ratio must be by token, (B, T), with loss_type 'vespo', which multiplies it over "
+            f"the tokens; got {tuple(ratio.shape)}. Use a mode of sampler_ratio that begins with 'token'."
+        )
+
+
+def _policy_term(
+    options: PolicyLossOptions,
+    ratio: Tensor,
+    log_ratio: Tensor,
+    logps: Tensor,
+    advantages: Tensor,
+    importance_sampling_ratio: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The term of the loss type, and what its metrics are means of."""
+    if options.loss_type in CLIPPED_LOSS_TYPES:
+        low = (ratio < 1 - options.epsilon_low) & (advantages < 0)
+        high = (ratio > 1 + options.epsilon_high) & (advantages > 0)
+        counted = {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low | high}
+        return clipped_term(ratio, advantages, options), counted
+    if options.loss_type == "cispo":
+        capped = (ratio > options.epsilon_high) & (advantages > 0)
+        return cispo_term(ratio, advantages, logps, options.epsilon_high), {"cispo_clip_ratio": capped}
+    if options.loss_type == "sapo":
+        return sapo_term(ratio, advantages, options), {}
+    phi = gamma_weights(
+        advantages,
+        log_ratio,
+        importance_sampling_ratio,
+        k=(options.vespo_k_pos, options.vespo_k_neg),
+        decay=(options.vespo_lambda_pos, options.vespo_lambda_neg),
+    )
+    return -phi * advantages * logps, {"vespo/phi_seq_mean": phi}
+
+
+def _metrics(counted: dict[str, Tensor], mask: Tensor) -> dict[str, float]:
+    """Means over counted tokens of (B, T) values and over sequences of (B, 1) values, and the extremes of the clip."""
+    metrics = {}
+    for name, values in counted.items():
+        by_token = values.shape == mask.shape
+        metrics[name] = (values[mask] if by_token else values).double().mean().item()
+        extreme = {"clip_ratio/low_mean": "clip_ratio/low_min", "clip_ratio/high_mean": "clip_ratio/high_max"}.get(name)
+        if extreme is not None:
+            shares = values.float().flatten()
+            if by_token:
+                has_tokens = mask.any(-1)
+                shares = (values & mask).sum(-1)[has_tokens] / mask.sum(-1)[has_tokens]
+            metrics[extreme] = (shares.min() if extreme.endswith("min") else shares.max()).item()
+    return metrics

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from grpo_lab.objectives import group_advantages, zero_spread_fraction
+from grpo_lab.objectives import (
+    group_advantages,
+    normalized_then_summed_advantages,
+    rloo_advantages,
+    weighted_rewards,
+    zero_spread_fraction,
+)
 
 REWARDS = torch.tensor([1.0, 1, 1, 1, 0, 1, 0, 1])
 
@@ -67,3 +73,48 @@ def test_permuting_groups_permutes_advantages():
 def test_what_does_not_fit_is_refused_by_name(rewards, num_generations, options, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, num_generations, **options)
+
+
+def test_rewards_that_a_function_did_not_give_are_left_out_of_the_sum():
+    rewards = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [math.nan, math.nan]])
+    summed = weighted_rewards(rewards, torch.tensor([2.0, 0.5]))
+    assert summed[:2].tolist() == [3, 1]
+    assert summed[2].isnan()
+
+
+def test_each_reward_has_the_same_say_where_it_is_normalised_first():
+    # The second reward is a hundred times the first; each is +-1 of its spread, so the pair that wins both leads.
+    rewards = torch.tensor([[1.0, 100.0], [0.0, 0.0], [1.0, 0.0], [0.0, 100.0]])
+    advantages = normalized_then_summed_advantages(rewards, torch.ones(2), 2)
+    z = math.sqrt(0.5)  # of two values, by Bessel's standard deviation
+    sums = torch.tensor([2 * z, -2 * z, z - z, 0.0])
+    expected = (sums - sums.mean()) / sums.std()
+    assert advantages.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_a_completion_that_no_function_rewarded_is_left_out():
+    rewards = torch.tensor([[1.0, 3.0], [0.0, 1.0], [math.nan, math.nan], [0.5, math.nan]])
+    advantages = normalized_then_summed_advantages(rewards, torch.tensor([1.0, 2.0]), 4)
+    assert advantages[2] == 0
+    assert advantages[[0, 1, 3]].mean().item() == pytest.approx(0, abs=1e-6)
+    assert advantages[0] > advantages[3] > advantages[1]
+
+
+def test_the_baseline_of_rloo_is_the_mean_of_the_others():
+    rewards = torch.tensor([1.0, 0.0, 0.5, 2.0, math.nan, 1.0])
+    advantages = rloo_advantages(rewards, 3)
+    assert advantages.tolist() == pytest.approx([0.75, -0.75, 0, 1, 0, -1])
+    assert rloo_advantages(torch.tensor([math.nan, 3.0]), 2).tolist() == [0, 0]
+
+
+def test_rloo_takes_the_kl_off_the_reward():
+    rewards, kl = torch.tensor([1.0, 0.0]), torch.tensor([2.0, -1.0])
+    assert rloo_advantages(rewards, 2, sequence_kl=kl, beta=0.1).tolist() == pytest.approx([0.7, -0.7])
+    with pytest.raises(ValueError, match=r"sequence_kl is needed where beta is not 0; got None, beta 0\.1"):
+        rloo_advantages(rewards, 2, beta=0.1)
+
+
+def test_rloo_may_bring_the_batch_to_one_spread():
+    advantages = rloo_advantages(torch.tensor([1.0, 0.0, 5.0, 1.0]), 2, normalize=True)
+    raw = torch.tensor([1.0, -1, 4, -4])
+    assert advantages.tolist() == pytest.approx((raw / raw.std()).tolist(), abs=1e-3)

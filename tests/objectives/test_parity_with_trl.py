@@ -1,6 +1,7 @@
-"""The same rollouts through TRL's own loss and advantages: values, gradients and metrics agree."""
+"""The same rollouts through TRL's own losses and advantages: values, gradients and metrics agree."""
 
 import itertools
+import warnings
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 
-from grpo_lab.objectives import PolicyLossOptions, policy_loss
+from grpo_lab.objectives import PolicyLossOptions, policy_loss, rloo_loss, sampler_ratio
 
 STEPS_PER_GENERATION, ACCUMULATION, MAX_LENGTH, TOKENS = 4, 2, 9, 35.0
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+LEVELS = ("token", "sequence")
 
 
 def rollouts() -> dict[str, Tensor]:
@@ -26,34 +29,66 @@ def rollouts() -> dict[str, Tensor]:
         "ref_per_token_logps": logps + torch.randn(8, 7, generator=random) * 0.3,
         "advantages": torch.randn(8, generator=random),
         "completion_mask": (torch.arange(7) < lengths[:, None]).long(),
+        "entropies": torch.rand(8, 7, generator=random) * 2,
+        "sampling_per_token_logps": logps + torch.randn(8, 7, generator=random) * 0.5,
     }
 
 
-def loss_of_trl(tensors: dict[str, Tensor], options: PolicyLossOptions) -> tuple[Tensor, dict[str, float]]:
-    """`GRPOTrainer._compute_loss` in training mode on given log-probs."""
+def options_of(loss_type: str, **settings: Any) -> PolicyLossOptions:
+    if loss_type == "cispo":
+        settings = {"epsilon_high": 1.2} | {k: v for k, v in settings.items() if k not in ("epsilon_high", "delta")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # sequences weighted by length: equal to TRL all the same
+        return PolicyLossOptions(loss_type, **settings)
+
+
+def loss_of_trl(
+    tensors: dict[str, Tensor], options: PolicyLossOptions, *, adaptive: dict[str, float] | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """`GRPOTrainer._compute_loss` in training mode on given log-probs and entropies."""
+    corrected = "importance_sampling_ratio" in tensors
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (tensors["per_token_logps"], torch.zeros(8, 7), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (tensors["per_token_logps"], tensors["entropies"], None),
         _metrics={"train": defaultdict(list)},
-        _entropy_bonus_enabled=False,
-        accelerator=SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x),
+        _entropy_bonus_enabled=options.entropy_coef != 0,
+        accelerator=SimpleNamespace(
+            num_processes=1,
+            reduce=lambda x, **_: x,
+            gather=lambda x: x,
+            pad_across_processes=lambda x, **_: x,
+            sync_gradients=True,
+        ),
         args=SimpleNamespace(
             delta=options.delta,
             use_bias_correction_kl=options.use_bias_correction_kl,
             steps_per_generation=STEPS_PER_GENERATION,
+            sapo_temperature_pos=options.sapo_temperature_pos,
+            sapo_temperature_neg=options.sapo_temperature_neg,
+            vespo_k_pos=options.vespo_k_pos,
+            vespo_lambda_pos=options.vespo_lambda_pos,
+            vespo_k_neg=options.vespo_k_neg,
+            vespo_lambda_neg=options.vespo_lambda_neg,
+            **(adaptive or {}),
         ),
         aux_loss_enabled=False,
         beta=options.beta,
         current_gradient_accumulation_steps=ACCUMULATION,
+        entropy_coef=options.entropy_coef,
         epsilon_high=options.epsilon_high,
         epsilon_low=options.epsilon_low,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         importance_sampling_level=options.importance_sampling_level,
         loss_type=options.loss_type,
         max_completion_length=MAX_LENGTH,
         model=SimpleNamespace(training=True),
-        off_policy_mask_threshold=None,
-        top_entropy_quantile=1.0,
-        use_vllm=False,
+        off_policy_mask_threshold=options.off_policy_mask_threshold,
+        top_entropy_quantile=options.top_entropy_quantile,
+        use_adaptive_entropy=False,
+        use_vllm=corrected,
+        vllm_importance_sampling_correction=corrected,
     )
+    trainer.get_high_entropy_mask = GRPOTrainer.get_high_entropy_mask.__get__(trainer)
     inputs = tensors | {
         "prompt_ids": torch.zeros(8, 1, dtype=torch.int64),
         "prompt_mask": torch.ones(8, 1, dtype=torch.int64),
@@ -64,23 +99,8 @@ def loss_of_trl(tensors: dict[str, Tensor], options: PolicyLossOptions) -> tuple
     return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"epsilon_low": 0.1, "epsilon_high": 0.28},
-        {"delta": 1.3},
-        {"beta": 0.1, "use_bias_correction_kl": False},
-        {"beta": 0.1, "use_bias_correction_kl": True, "delta": 1.5},
-    ],
-    ids=str,
-)
-def test_loss_gradient_and_metrics(loss_type: str, level: str, settings: dict[str, Any]):
-    options = PolicyLossOptions(loss_type, importance_sampling_level=level, **settings)
-    tensors = rollouts()
-    logps = tensors["per_token_logps"].requires_grad_()
+def assert_equal_to_trl(tensors: dict[str, Tensor], options: PolicyLossOptions) -> None:
+    leaves = [tensors[name].requires_grad_() for name in ("per_token_logps", "entropies")]
     theirs, their_metrics = loss_of_trl(tensors, options)
     ours, our_metrics = policy_loss(
         **tensors,
@@ -90,11 +110,87 @@ def test_loss_gradient_and_metrics(loss_type: str, level: str, settings: dict[st
         num_items_in_batch=TOKENS * ACCUMULATION / STEPS_PER_GENERATION,
         gradient_accumulation_steps=ACCUMULATION,
     )
-    (our_grad,), (their_grad,) = torch.autograd.grad(ours, logps), torch.autograd.grad(theirs, logps)
-    assert torch.allclose(ours, theirs, rtol=1e-6)
-    assert torch.allclose(our_grad, their_grad, rtol=1e-5, atol=1e-8)
-    assert our_metrics == pytest.approx({name: their_metrics[name] for name in our_metrics}, rel=1e-5)
-    assert ("kl" in our_metrics) == ("kl" in their_metrics)
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+    for ours_grad, their_grad in zip(
+        torch.autograd.grad(ours, leaves, allow_unused=True),
+        torch.autograd.grad(theirs, leaves, allow_unused=True),
+        strict=True,
+    ):
+        assert (ours_grad is None) == (their_grad is None)
+        if ours_grad is not None:
+            assert torch.allclose(ours_grad, their_grad, rtol=1e-5, atol=1e-8)
+    their_metrics.pop("entropy_coef", None)  # the trainer's own state
+    assert our_metrics == pytest.approx(their_metrics, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"epsilon_low": 0.1, "epsilon_high": 0.28},
+        {"delta": 1.3},
+        {"beta": 0.1, "use_bias_correction_kl": False},
+        {"beta": 0.1, "use_bias_correction_kl": True, "delta": 1.5},
+        {"top_entropy_quantile": 0.3, "beta": 0.1},
+        {"entropy_coef": 0.05},
+        {"entropy_coef": -0.05, "top_entropy_quantile": 0.4},
+        {"off_policy_mask_threshold": 0.05},
+        {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.7},
+        {"vespo_k_pos": 1.0, "vespo_lambda_pos": 2.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.5},
+    ],
+    ids=str,
+)
+def test_loss_gradients_and_metrics(loss_type: str, level: str, settings: dict[str, Any]):
+    tensors = rollouts()
+    options = options_of(loss_type, importance_sampling_level=level, **settings)
+    if options.off_policy_mask_threshold is None:
+        del tensors["sampling_per_token_logps"]
+    assert_equal_to_trl(tensors, options)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_advantages_by_token(loss_type: str):
+    tensors = rollouts()
+    tensors["advantages"] = torch.randn(8, 7, generator=torch.Generator().manual_seed(2))
+    assert_equal_to_trl(tensors, options_of(loss_type, beta=0.1, off_policy_mask_threshold=0.05))
+
+
+def sampler_ratio_of_trl(tensors: dict[str, Tensor], mode: str, low: float | None, high: float | None) -> Tensor:
+    """TRL's correction as its rollout computes it: NaN differences count 0, then sum, exp, bounds."""
+    difference = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]) * tensors["completion_mask"]
+    difference = torch.nan_to_num(difference, nan=0.0)
+    ratio = torch.exp(difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference)
+    if mode.endswith("truncate"):
+        return torch.clamp(ratio, min=low, max=high)
+    outside = (ratio < (-torch.inf if low is None else low)) | (ratio > (torch.inf if high is None else high))
+    return ratio.masked_fill(outside, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("bounds", [(None, 1.5), (0.7, 1.5)], ids=str)
+def test_sampler_ratio(mode: str, bounds: tuple[float | None, float | None]):
+    tensors = rollouts()
+    tensors["sampling_per_token_logps"][0, 2] = torch.nan
+    ratio = sampler_ratio(
+        tensors["old_per_token_logps"], tensors["sampling_per_token_logps"], tensors["completion_mask"], mode=mode,
+        clip_min=bounds[0], clip_max=bounds[1],
+    )  # fmt: skip
+    expected = sampler_ratio_of_trl(tensors, mode, *bounds)
+    assert torch.allclose(ratio, expected)
+    assert ratio.shape == ((8, 1) if mode.startswith("sequence") else (8, 7))
+    assert (ratio == (0 if mode.endswith("mask") else 1.5)).any()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_loss_with_a_sampler_ratio(loss_type: str, mode: str):
+    if loss_type == "vespo" and mode.startswith("sequence"):
+        pytest.skip("VESPO takes ratios by token alone; the refusal is tested with the options")
+    tensors = rollouts()
+    tensors["importance_sampling_ratio"] = sampler_ratio_of_trl(tensors, mode, None, 1.5)
+    assert_equal_to_trl(tensors, options_of(loss_type, beta=0.1, entropy_coef=0.01))
 
 
 def test_the_rollouts_reach_every_branch():
@@ -104,3 +200,36 @@ def test_the_rollouts_reach_every_branch():
     for clipped, signed in itertools.product((ratio < 0.8, ratio > 1.28), (advantages < 0, advantages > 0)):
         assert (clipped & signed & mask).any()
     assert ((ratio > 1.5) & (advantages < 0) & mask).any()
+    drift = tensors["sampling_per_token_logps"] - tensors["per_token_logps"]
+    means = (drift * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    dropped = (tensors["advantages"] < 0) & (means > 0.05)
+    assert dropped.any()
+    assert ((tensors["advantages"] < 0) & ~dropped).any()
+
+
+def test_rloo_loss_and_gradient():
+    tensors = rollouts()
+    mask, logps = tensors["completion_mask"], tensors["per_token_logps"].requires_grad_()
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logps, tensors["entropies"], None),
+        _metrics={"train": defaultdict(list)},
+        accelerator=SimpleNamespace(reduce=lambda x, **_: x, gather=lambda x: x),
+        aux_loss_enabled=False,
+        epsilon_high=0.28,
+        epsilon_low=0.2,
+        model=SimpleNamespace(training=True),
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(8, 1, dtype=torch.int64),
+        "prompt_mask": torch.ones(8, 1, dtype=torch.int64),
+        "completion_ids": torch.zeros(8, 7, dtype=torch.int64),
+        "completion_mask": mask,
+        "advantages": tensors["advantages"],
+        "old_logps": (tensors["old_per_token_logps"] * mask).sum(-1),
+    }
+    theirs = RLOOTrainer._compute_loss(trainer, None, inputs)
+    ours = rloo_loss(
+        logps, tensors["old_per_token_logps"], tensors["advantages"], mask, epsilon_low=0.2, epsilon_high=0.28
+    )
+    assert torch.allclose(ours, theirs, rtol=1e-6)
+    assert torch.allclose(*(torch.autograd.grad(loss, logps)[0] for loss in (ours, theirs)), rtol=1e-5, atol=1e-8)

@@ -1,19 +1,33 @@
-"""The clipped losses by hand-worked numbers, by their gradients, and for any split of a batch."""
+"""The losses by hand-worked numbers, by their gradients, and for any split of a batch."""
 
+import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo_lab.objectives import PolicyLossOptions, aggregate_token_losses, k3_kl, policy_loss
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+HELD = ("cispo", "vespo")  # their weight lets no gradient through, so that finite differences see another slope
 LEVELS = ("token", "sequence")
 
 
-def loss_of_ratios(ratios: list[float], advantage: float, **options: Any):
-    """Token-mean loss of one sequence with these ratios, and its gradient by log-prob."""
+def options_of(loss_type: str, **settings: Any) -> PolicyLossOptions:
+    """Options with a cap that CISPO takes, and without the warning that sequences are weighted by length."""
+    if loss_type == "cispo":
+        settings = {"epsilon_high": 1.2} | {k: v for k, v in settings.items() if k not in ("epsilon_high", "delta")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return PolicyLossOptions(loss_type, **settings)
+
+
+def loss_of_ratios(ratios: list[float], advantage: float, loss_type: str = "bnpo", **options: Any):
+    """Loss of one sequence with these ratios, a mean over its tokens, and its gradient by log-prob."""
     logps = torch.tensor([ratios], dtype=torch.float64).log().requires_grad_()
     zeros, mask = torch.zeros(1, len(ratios)), torch.ones(1, len(ratios))
     result = policy_loss(
@@ -21,8 +35,9 @@ def loss_of_ratios(ratios: list[float], advantage: float, **options: Any):
         zeros,
         torch.tensor([advantage]),
         mask,
-        PolicyLossOptions("bnpo", **options),
+        options_of(loss_type, **options),
         ref_per_token_logps=zeros,
+        num_items_in_batch=len(ratios),
     )
     (grad,) = torch.autograd.grad(result.loss, logps)
     return result.loss.item(), grad[0].tolist(), result.metrics
@@ -56,16 +71,14 @@ def test_clip_by_the_sign_of_the_advantage():
     loss, grad, metrics = loss_of_ratios([0.5, 1.0, 1.5], 1.0)
     assert loss == pytest.approx(-(0.5 + 1 + 1.2) / 3)
     assert grad == pytest.approx([-0.5 / 3, -1 / 3, 0])
-    assert metrics == pytest.approx(
-        {"clip_ratio/low_mean": 0, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 1 / 3}
-    )
+    shares = {"low_mean": 0, "high_mean": 1 / 3, "region_mean": 1 / 3, "low_min": 0, "high_max": 1 / 3}
+    assert metrics == pytest.approx({f"clip_ratio/{name}": share for name, share in shares.items()})
     # -1: max(0.5, 0.8) = 0.8 without gradient; 1; max(1.5, 1.2) = 1.5.
     loss, grad, metrics = loss_of_ratios([0.5, 1.0, 1.5], -1.0)
     assert loss == pytest.approx((0.8 + 1 + 1.5) / 3)
     assert grad == pytest.approx([0, 1 / 3, 1.5 / 3])
-    assert metrics == pytest.approx(
-        {"clip_ratio/low_mean": 1 / 3, "clip_ratio/high_mean": 0, "clip_ratio/region_mean": 1 / 3}
-    )
+    shares = {"low_mean": 1 / 3, "high_mean": 0, "region_mean": 1 / 3, "low_min": 1 / 3, "high_max": 0}
+    assert metrics == pytest.approx({f"clip_ratio/{name}": share for name, share in shares.items()})
 
 
 def test_clip_higher_moves_the_upper_side_only():
@@ -91,6 +104,104 @@ def test_one_ratio_a_sequence_is_the_geometric_mean():
     assert loss == pytest.approx(-ratio)
     assert grad == pytest.approx([-ratio / 3] * 3)
     assert metrics["clip_ratio/region_mean"] == 0
+
+
+def test_the_extremes_of_the_clip_are_over_sequences():
+    logps = torch.tensor([[0.5, 0.5, 1.0, 1.0], [0.5, 1.0, 1.0, 1.0], [9.0, 9.0, 9.0, 9.0]]).log()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]])
+    options = PolicyLossOptions("grpo")
+    _, metrics = policy_loss(logps, torch.zeros(3, 4), -torch.ones(3), mask, options)
+    assert metrics["clip_ratio/low_min"] == 0.25  # of 0.5 and 0.25; a sequence without tokens has no share
+    assert metrics["clip_ratio/low_mean"] == 0.375
+    _, metrics = policy_loss(-logps, torch.zeros(3, 4), torch.ones(3), mask, options)
+    assert metrics["clip_ratio/high_max"] == 0.5
+
+
+def test_cispo_bounds_the_weight_and_keeps_every_gradient():
+    options = PolicyLossOptions("cispo", epsilon_high=5.0)
+    for advantage, capped in ((2.0, 1 / 3), (-2.0, 0.0)):
+        logps = torch.tensor([[0.5, 1.0, 9.0]], dtype=torch.float64).log().requires_grad_()
+        loss, metrics = policy_loss(
+            logps, torch.zeros(1, 3), torch.tensor([advantage]), torch.ones(1, 3), options, num_items_in_batch=3
+        )
+        assert loss.item() == pytest.approx(-advantage / 3 * (0.5 * math.log(0.5) + 5 * math.log(9)))
+        (grad,) = torch.autograd.grad(loss, logps)
+        assert grad[0].tolist() == pytest.approx([-advantage / 3 * weight for weight in (0.5, 1.0, 5.0)])
+        assert metrics == pytest.approx({"cispo_clip_ratio": capped})
+
+
+def test_sapo_is_a_soft_gate_with_slope_one_on_policy():
+    for advantage, temperature in ((1.5, 2.0), (-1.5, 0.5)):
+        settings = {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5}
+        loss, grad, metrics = loss_of_ratios([1.0], advantage, "sapo", **settings)
+        assert loss == pytest.approx(-advantage * 2 / temperature)  # 4 / tau sigmoid(0)
+        assert grad == pytest.approx([-advantage])
+        assert metrics == {}
+        gate = 1 / (1 + math.exp(-temperature * 0.5))
+        _, grad, _ = loss_of_ratios([1.5], advantage, "sapo", **settings)
+        assert grad == pytest.approx([-advantage * 1.5 * 4 * gate * (1 - gate)])
+
+
+def test_luspo_is_the_sequence_term_times_the_length():
+    ratios, ratio = [0.9, 1.1, 1.0], 0.99 ** (1 / 3)
+    loss, grad, _ = loss_of_ratios(ratios, 1.0, "luspo", importance_sampling_level="sequence")
+    assert loss == pytest.approx(-3 * ratio)
+    assert grad == pytest.approx([-ratio] * 3)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "weight"),
+    # W = 0.5 x 2 x 4 = 4: phi = 4^2 exp(3 (1 - 4)), and 4^3 exp(2 (1 - 4)) for a negative advantage.
+    [(1.0, 16 * math.exp(-9)), (0.0, 16 * math.exp(-9)), (-1.0, 64 * math.exp(-6))],
+)
+def test_vespo_weights_a_sequence_by_its_whole_ratio(advantage: float, weight: float):
+    loss, grad, metrics = loss_of_ratios([0.5, 2.0, 4.0], advantage, "vespo")
+    assert metrics == pytest.approx({"vespo/phi_seq_mean": weight})
+    assert loss == pytest.approx(-weight * advantage * math.log(4) / 3)
+    assert grad == pytest.approx([-weight * advantage / 3] * 3)
+    _, _, metrics = loss_of_ratios([1.0, 1.0], advantage, "vespo")
+    assert metrics == pytest.approx({"vespo/phi_seq_mean": 1.0})
+
+
+def test_vespo_multiplies_the_samplers_ratio_into_the_weight():
+    zeros, ratio = torch.zeros(1, 2), torch.tensor([[0.5, 8.0]])
+    options = PolicyLossOptions("vespo")
+    logps = torch.tensor([[-1.0, -2.0]])
+    result = policy_loss(
+        logps, logps, torch.ones(1), torch.ones(1, 2), options, importance_sampling_ratio=ratio, num_items_in_batch=2
+    )
+    assert result.metrics["vespo/phi_seq_mean"] == pytest.approx(16 * math.exp(-9))
+    assert result.loss.item() == pytest.approx(16 * math.exp(-9) * 1.5)
+    with pytest.raises(ValueError, match=r"importance_sampling_ratio must be by token.*vespo.*got \(1, 1\)"):
+        policy_loss(logps, zeros, torch.ones(1), torch.ones(1, 2), options, importance_sampling_ratio=ratio[:, :1])
+
+
+def test_the_samplers_ratio_multiplies_the_policy_term_and_not_the_kl():
+    zeros = torch.zeros(1, 2)
+    settings: dict[str, Any] = {"ref_per_token_logps": zeros + 1}
+    options = PolicyLossOptions("bnpo", beta=0.5)
+    plain, corrected = (
+        policy_loss(zeros, zeros, torch.ones(1), torch.ones(1, 2), options, importance_sampling_ratio=ratio, **settings)
+        for ratio in (None, torch.tensor([[0.0], [3.0]])[1:])
+    )
+    assert plain.loss.item() == pytest.approx(-1 + 0.5 * (math.e - 2))
+    assert corrected.loss.item() == pytest.approx(-3 + 0.5 * (math.e - 2))
+
+
+def test_off_policy_sequences_of_negative_advantage_are_dropped():
+    # Mean drifts 0.6, 0.6 and 0.4; the first is kept by its advantage, the third by its drift.
+    sampling = torch.tensor([[0.6, 0.6, 0.6], [0.2, 1.0, 0.6], [0.8, torch.nan, 0.4]])
+    logps, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3)
+    options = PolicyLossOptions("grpo", off_policy_mask_threshold=0.5)
+    advantages = torch.tensor([1.0, -1.0, -1.0])
+    loss, _ = policy_loss(logps, torch.zeros(3, 3), advantages, mask, options, sampling_per_token_logps=sampling)
+    (grad,) = torch.autograd.grad(loss, logps)
+    assert grad.flatten().tolist() == pytest.approx([-1 / 9] * 3 + [0] * 3 + [1 / 9] * 3)
+    # Without the sampler's log-probs the old ones tell the drift.
+    loss, _ = policy_loss(logps, sampling.nan_to_num(0), advantages, mask, options)
+    (grad,) = torch.autograd.grad(loss, logps)
+    assert not grad[1].any()
+    assert grad[0].abs().min() > 0
 
 
 def test_kl_by_hand():
@@ -123,6 +234,11 @@ def test_normalisers_by_hand():
     # Row losses [1, 1, 1, 1] and [2, 2, -, -], at most 8 tokens.
     losses, mask = torch.tensor([[1.0, 1, 1, 1], [2, 2, 9, 9]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     assert aggregate_token_losses(losses, mask, "grpo").item() == 1.5
+    assert aggregate_token_losses(losses, mask, "sapo").item() == 1.5
+    assert aggregate_token_losses(losses, mask, "luspo").item() == 4
+    assert aggregate_token_losses(losses[:, :1], mask, "luspo").item() == 4  # a term by sequence counts each token
+    for loss_type in ("dapo", "cispo", "vespo"):
+        assert aggregate_token_losses(losses, mask, loss_type, num_items_in_batch=16).item() == 0.5
     assert aggregate_token_losses(losses, mask, "bnpo").item() == pytest.approx(4 / 3)
     assert aggregate_token_losses(losses, mask, "dr_grpo", max_completion_length=8).item() == 0.5
 
@@ -138,8 +254,10 @@ def test_no_counted_token_gives_an_attached_zero(loss_type: str, beta: float, ba
         junk,
         torch.ones(batch),
         torch.zeros(batch, length),
-        PolicyLossOptions(loss_type, beta=beta),
+        options_of(loss_type, beta=beta, top_entropy_quantile=0.5, entropy_coef=0.1, off_policy_mask_threshold=0.1),
         ref_per_token_logps=junk,
+        entropies=junk,
+        importance_sampling_ratio=junk,
         max_completion_length=3,
         num_items_in_batch=0,
     )
@@ -152,23 +270,30 @@ def test_no_counted_token_gives_an_attached_zero(loss_type: str, beta: float, ba
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("correction", [False, True])
-def test_masked_places_may_hold_anything(loss_type: str, level: str, correction: bool):
-    options = PolicyLossOptions(loss_type, beta=0.1, importance_sampling_level=level, use_bias_correction_kl=correction)
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, -100.0])
+def test_masked_places_may_hold_anything(loss_type: str, level: str, correction: bool, junk: float):
+    options = options_of(
+        loss_type, beta=0.1, importance_sampling_level=level, use_bias_correction_kl=correction,
+        top_entropy_quantile=0.6, entropy_coef=0.1, off_policy_mask_threshold=0.1,
+    )  # fmt: skip
     clean = rollouts()
+    generator = torch.Generator().manual_seed(5)
+    for name in ("entropies", "sampling_per_token_logps", "importance_sampling_ratio", "advantages"):
+        clean[name] = torch.rand(8, 7, generator=generator, dtype=torch.float64) + 0.5
     masked = clean["completion_mask"] == 0
     dirty = dict(clean)
-    for name in ("per_token_logps", "old_per_token_logps", "ref_per_token_logps"):
-        dirty[name] = clean[name].masked_fill(masked, torch.nan)
+    for name in clean.keys() - {"completion_mask"}:
+        dirty[name] = clean[name].masked_fill(masked, junk)
     for ours, theirs in zip(scored(dirty, options), scored(clean, options), strict=True):
         assert ours == theirs if isinstance(ours, dict) else torch.equal(ours, theirs)
     assert scored(clean, options)[1][masked].abs().max() == 0
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", [loss_type for loss_type in LOSS_TYPES if loss_type not in HELD])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("delta", [None, 1.3])
 def test_gradient_by_finite_differences(loss_type: str, level: str, delta: float | None):
-    options = PolicyLossOptions(loss_type, epsilon_high=0.25, delta=delta, beta=0.1, importance_sampling_level=level)
+    options = options_of(loss_type, epsilon_high=0.25, delta=delta, beta=0.1, importance_sampling_level=level)
     tensors = rollouts()
     logps = tensors.pop("per_token_logps").requires_grad_()
 
@@ -181,7 +306,7 @@ def test_gradient_by_finite_differences(loss_type: str, level: str, delta: float
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_permuting_sequences_permutes_the_gradient(loss_type: str, level: str):
-    options = PolicyLossOptions(loss_type, beta=0.1, importance_sampling_level=level)
+    options = options_of(loss_type, beta=0.1, importance_sampling_level=level)
     tensors, order = rollouts(), torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
     loss, grad, metrics = scored(tensors, options)
     permuted_loss, permuted_grad, permuted_metrics = scored({k: v[order] for k, v in tensors.items()}, options)
@@ -190,10 +315,10 @@ def test_permuting_sequences_permutes_the_gradient(loss_type: str, level: str):
     assert permuted_metrics == pytest.approx(metrics)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("loss_type", [loss_type for loss_type in LOSS_TYPES if loss_type != "bnpo"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_one_batch_of_eight_equals_four_of_two(loss_type: str, level: str):
-    options = PolicyLossOptions(loss_type, beta=0.1, importance_sampling_level=level)
+    options = options_of(loss_type, beta=0.1, importance_sampling_level=level)
     tensors = rollouts()
     loss, grad, _ = scored(tensors, options)
     parts = [
@@ -206,7 +331,7 @@ def test_one_batch_of_eight_equals_four_of_two(loss_type: str, level: str):
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_advantages_by_token_equal_those_by_sequence(loss_type: str):
-    options, tensors = PolicyLossOptions(loss_type), rollouts()
+    options, tensors = options_of(loss_type), rollouts()
     by_token = tensors | {"advantages": tensors["advantages"][:, None].expand(8, 7)}
     assert torch.equal(scored(by_token, options)[0], scored(tensors, options)[0])
 
@@ -222,7 +347,14 @@ def test_inputs_are_not_changed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss_type": "sapo"}, "loss_type must be one of grpo, bnpo, dr_grpo, dapo; got 'sapo'"),
+        ({"loss_type": "ppo"}, "loss_type must be one of grpo, bnpo, .* luspo, vespo; got 'ppo'"),
+        ({"loss_type": "cispo"}, "epsilon_high must be >= 1 with loss_type 'cispo'.*largest ratio.*got 0.2"),
+        ({"sapo_temperature_neg": 0.0}, "sapo_temperature_neg must be a finite number > 0; got 0.0"),
+        ({"vespo_k_pos": -1.0}, "vespo_k_pos must be a finite number >= 0; got -1.0"),
+        ({"vespo_lambda_neg": 0.0}, "vespo_lambda_neg must be a finite number > 0; got 0.0"),
+        ({"entropy_coef": float("nan")}, "entropy_coef must be a finite number; got nan"),
+        ({"top_entropy_quantile": 0.0}, r"top_entropy_quantile must be in \(0, 1\]; got 0.0"),
+        ({"off_policy_mask_threshold": 0.0}, "off_policy_mask_threshold must be None or a finite number > 0; got 0.0"),
         ({"importance_sampling_level": "word"}, "importance_sampling_level must be token or sequence; got 'word'"),
         ({"epsilon_low": -0.1}, "epsilon_low must be a finite number >= 0; got -0.1"),
         ({"epsilon_high": float("inf")}, "epsilon_high"),
@@ -248,4 +380,51 @@ def test_a_missing_number_or_reference_is_named(options: PolicyLossOptions, mess
     with pytest.raises(ValueError, match=message):
         policy_loss(zeros, zeros, torch.ones(2), torch.ones(2, 3), options)
     with pytest.raises(ValueError, match="loss_type must be one of"):
-        aggregate_token_losses(zeros, zeros, "luspo")
+        aggregate_token_losses(zeros, zeros, "ppo")
+
+
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}], ids=str)
+def test_missing_entropies_are_named(settings: dict[str, Any]):
+    zeros = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"entropies are needed for an entropy_coef .*got None"):
+        policy_loss(zeros, zeros, torch.ones(2), torch.ones(2, 3), PolicyLossOptions("bnpo", **settings))
+
+
+@pytest.mark.parametrize("loss_type", ["bnpo", "dr_grpo", "dapo", "cispo"])
+def test_ratios_by_sequence_in_a_sum_over_tokens_are_told(loss_type: str):
+    settings = {"epsilon_high": 5.0} if loss_type == "cispo" else {}
+    with pytest.warns(
+        UserWarning, match=f"'sequence' with loss_type '{loss_type}' weights each sequence by its length"
+    ):
+        PolicyLossOptions(loss_type, importance_sampling_level="sequence", **settings)
+
+
+@given(
+    st.sampled_from(LOSS_TYPES),
+    st.sampled_from(LEVELS),
+    st.integers(1, 5),
+    st.integers(2, 6),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_padding_and_the_order_of_sequences_change_nothing(
+    loss_type: str, level: str, batch: int, length: int, seed: int, beta: float
+):
+    random = torch.Generator().manual_seed(seed)
+    names = ("per_token_logps", "old_per_token_logps", "ref_per_token_logps", "entropies")
+    tensors = {name: torch.randn(batch, length, generator=random, dtype=torch.float64) for name in names}
+    tensors["completion_mask"] = (torch.rand(batch, length, generator=random) > 0.4).long()
+    tensors["advantages"] = torch.randn(batch, generator=random, dtype=torch.float64)
+    options = options_of(
+        loss_type, beta=beta, importance_sampling_level=level, entropy_coef=0.1, off_policy_mask_threshold=0.3
+    )
+    loss, grad, metrics = scored(tensors, options)
+    order = torch.randperm(batch, generator=random)
+    padded = {
+        name: tensor[order] if tensor.dim() == 1 else torch.nn.functional.pad(tensor[order], (2, 1))
+        for name, tensor in tensors.items()
+    }
+    padded_loss, padded_grad, padded_metrics = scored(padded, options)
+    assert torch.allclose(padded_loss, loss)
+    assert torch.allclose(padded_grad[:, 2:-1], grad[order])
+    assert padded_metrics == pytest.approx(metrics)
