@@ -58,7 +58,9 @@ class RunConfig:
         None, "clip range of the ratio above 1; none: epsilon; for cispo the largest ratio itself, >= 1"
     )
     delta: float | None = _setting(None, "largest ratio where the advantage is negative; none: unbounded")
-    beta: float = _setting(0.0, "weight of the KL term to the model with its adapters off")
+    beta: float = _setting(
+        0.0, "weight of the KL term to the model with its adapters off; it pulls in groups of equal rewards too"
+    )
     use_bias_correction_kl: bool = _setting(True, "multiply the KL term by the ratio, for the gradient of reverse KL")
     scale_rewards: str = _setting("group", "divide advantages by the spread of group or batch, or by none")
     multi_objective_aggregation: str = _setting(

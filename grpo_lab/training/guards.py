@@ -133,6 +133,19 @@ def cautions(settings: Any, steps_per_generation: int) -> Iterator[str]:
     if settings.loss_type == "vespo" and sequence:
         yield "loss_type 'vespo' makes its own sequence ratio; importance_sampling_level 'sequence' moves only the KL."
     yield from _delta_cautions(settings)
+    yield from reuse_cautions(settings, steps_per_generation)
+
+
+def reuse_cautions(settings: Any, steps_per_generation: int) -> Iterator[str]:
+    """What makes using completions several times pointless.
+
+    Args:
+        settings: with TRL's names.
+        steps_per_generation: micro-batches that one sampling serves.
+
+    Yields:
+        One sentence or two, where all uses fall between two optimizer steps.
+    """
     uses = steps_per_generation * settings.num_iterations
     if settings.num_iterations > 1 and settings.gradient_accumulation_steps % uses == 0:
         yield (

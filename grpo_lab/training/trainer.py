@@ -13,7 +13,7 @@ from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 from grpo_lab.training.chunked_head import HeadSettings
 from grpo_lab.training.chunked_trainer import ChunkedHeadMixin
 from grpo_lab.training.dynamic_sampling import DynamicSamplingTrainer
-from grpo_lab.training.guards import cautions, refusals, sampler_refusals, warn_of
+from grpo_lab.training.guards import cautions, refusals, reuse_cautions, sampler_refusals, warn_of
 from grpo_lab.training.head_arguments import ChunkedHeadArguments, split_groups_explained
 
 
@@ -81,6 +81,7 @@ class ChunkedRLOOConfig(RLOOConfig, ChunkedHeadArguments):
         self.check_head_arguments(self.temperature)
         with split_groups_explained(self):
             super().__post_init__()
+        warn_of(reuse_cautions(self, self.steps_per_generation), stacklevel=4)
 
 
 class ChunkedRLOOTrainer(ChunkedHeadMixin, RLOOTrainer):

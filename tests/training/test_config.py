@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from trl import GRPOConfig
 
-from grpo_lab.training import ChunkedGRPOConfig, RunConfig, RunConfigError
+from grpo_lab.training import ChunkedGRPOConfig, ChunkedRLOOConfig, RunConfig, RunConfigError
 from grpo_lab.training import build as build_module
 from grpo_lab.training.config import OBJECTIVE_SETTINGS
 from grpo_lab.training.guards import LOSS_TYPES, ObjectiveWarning
@@ -156,6 +156,7 @@ def test_what_papers_do_passes_without_a_word(door: Callable[..., Any], settings
     door(**settings)
 
 
+@pytest.mark.parametrize("arguments", [ChunkedGRPOConfig, ChunkedRLOOConfig])
 @pytest.mark.parametrize(
     ("settings", "never_moved"),
     [
@@ -168,11 +169,11 @@ def test_what_papers_do_passes_without_a_word(door: Callable[..., Any], settings
     ids=str,
 )
 def test_a_reuse_that_never_sees_a_moved_policy_is_warned_of(
-    tmp_path: Path, settings: dict[str, Any], never_moved: bool
+    tmp_path: Path, arguments: type, settings: dict[str, Any], never_moved: bool
 ) -> None:  # case X12
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ObjectiveWarning)
-        ChunkedGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
+        arguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
     found = [str(one.message) for one in caught if one.category is ObjectiveWarning]
     assert [("no pass sees a policy that moved" in text) for text in found] == [True] * never_moved
 

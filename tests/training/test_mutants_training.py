@@ -54,7 +54,7 @@ def reaches(name: str) -> Callable[[Path], None]:
 
 def never_moved(settings: dict[str, Any], expected: bool) -> Callable[[Path], None]:
     return lambda folder: config_checks.test_a_reuse_that_never_sees_a_moved_policy_is_warned_of(
-        folder, settings, expected
+        folder, config_checks.ChunkedGRPOConfig, settings, expected
     )
 
 
