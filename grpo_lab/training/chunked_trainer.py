@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from grpo_lab.heads import check_head
+from grpo_lab.heads import base_model, check_head
 from grpo_lab.monitoring import MemoryMeter, MemoryRegion
 from grpo_lab.training.chunked_head import HeadSettings, attach_chunked_head, resolve_implementation
 from grpo_lab.training.guards import dropout_caution, warn_of
+from grpo_lab.training.head_adapters import adapters_on_the_head_allowed
 from grpo_lab.training.head_arguments import ChunkedHeadArguments, check_chunk_size
 from grpo_lab.training.router_loss import check_router_loss
 
@@ -73,7 +74,8 @@ class ChunkedHeadMixin(Trainer):
         config = kwargs.get("args", args[2] if len(args) > 2 else None)
         if not isinstance(config, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}; got {type(config).__name__}.")
-        super().__init__(*args, **kwargs)
+        with adapters_on_the_head_allowed(kwargs.get("model", args[0] if args else None)):
+            super().__init__(*args, **kwargs)
         self.meter = meter
         self.readings = StepReadings()
         self.rollouts = 0
@@ -83,18 +85,14 @@ class ChunkedHeadMixin(Trainer):
         policy = self.accelerator.unwrap_model(self.model)
         check_head(policy)
         if self.aux_loss_enabled:
-            check_router_loss(self._base_model(policy))
+            check_router_loss(base_model(policy))
         check_trainable(self.model)
         rates = [module.p for module in policy.modules() if isinstance(module, torch.nn.Dropout)]
         warn_of(dropout_caution(max(rates, default=0.0), self._compares_policies()), stacklevel=2)
-        attach_chunked_head(self._base_model(policy), self._head_settings, self._measure_head)
+        attach_chunked_head(base_model(policy), self._head_settings, self._measure_head)
         if self.ref_model is not None:
             reference = self.accelerator.unwrap_model(self.ref_model)
-            attach_chunked_head(self._base_model(reference), self._head_settings)
-
-    @staticmethod
-    def _base_model(model: Any) -> Any:
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+            attach_chunked_head(base_model(reference), self._head_settings)
 
     def _compares_policies(self) -> bool:
         """Whether log-probs of two passes through the model meet in the loss."""

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from trl import GRPOTrainer
 
 from grpo_lab.training import ChunkedGRPOConfig, ChunkedGRPOTrainer, ChunkedRLOOConfig, ChunkedRLOOTrainer
@@ -72,13 +73,65 @@ def test_a_head_in_modules_to_save_is_trained(
     assert gradients[trained[0]].abs().max() > 0
 
 
-def test_an_adapter_on_the_head_is_refused_by_name(
+def from_own_logits(trainer: Any, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, **_: Any) -> Any:
+    """Log-probs and entropies of the completion from all logits of the model itself."""
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1] / trainer.temperature
+    all_logps = logits.log_softmax(-1)
+    logps = all_logps.gather(-1, ids[:, -keep:, None])[..., 0]
+    return logps, -(all_logps.exp() * all_logps).sum(-1), None
+
+
+HEAD_ADAPTERS: dict[str, dict[str, Any]] = {
+    "list": {"target_modules": ["q_proj", "lm_head"]},
+    "pattern": {"target_modules": r".*(q_proj|lm_head)"},
+    "head alone, rsLoRA": {"target_modules": ["lm_head"], "use_rslora": True},
+    "DoRA": {"target_modules": ["q_proj", "lm_head"], "use_dora": True},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": {"lm_head": [3, 7]}},
+}
+
+
+@pytest.mark.parametrize("settings", HEAD_ADAPTERS.values(), ids=HEAD_ADAPTERS)
+@pytest.mark.parametrize("implementation", ["torch", "reference", "triton"])
+def test_an_adapter_on_the_head_has_the_loss_and_gradients_of_the_unfused_path(
+    make_trainer: Callable[..., Any],
+    lora: Callable[..., LoraConfig],
+    open_adapter: Callable[[Any], None],
+    off_policy: Rollouts,
+    settings: dict[str, Any],
+    implementation: str,
+) -> None:  # case L01
+    trainer = make_trainer(lora=lora(**settings), implementation=implementation, chunk_size=5, beta=0.1)
+    open_adapter(trainer.model)
+    ours = loss_and_gradients(trainer, off_policy)
+    assert sum("lm_head" in name for name in ours[1]) >= (1 if "trainable_token_indices" in settings else 2)
+    trainer._get_per_token_logps_and_entropies = partial(from_own_logits, trainer)
+    assert_same(ours, loss_and_gradients(trainer, off_policy))
+
+
+def test_an_adapter_on_the_head_learns_and_is_off_in_the_reference(
     make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig]
+) -> None:  # case L01
+    trainer = make_trainer(
+        lora=lora(target_modules=["lm_head"]), implementation="torch", max_steps=2, beta=0.1, learning_rate=0.01
+    )
+    trainer.train()
+    moved = {n: float(p.detach().abs().max()) for n, p in trainer.model.named_parameters() if "lora_B" in n}
+    assert list(moved) == ["base_model.model.lm_head.lora_B.default.weight"]
+    assert all(size > 0 for size in moved.values())
+    kls = [row["kl"] for row in trainer.state.log_history if "loss" in row]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[1] > 1e-6
+
+
+def test_an_adapter_on_the_head_that_is_not_known_is_refused_by_name(
+    make_trainer: Callable[..., Any], lora: Callable[..., LoraConfig], model_factory: Callable[..., Any]
 ) -> None:
-    for targets in (["q_proj", "lm_head"], r".*(q_proj|lm_head)"):
-        with pytest.raises(ValueError, match="lm_head"):
-            make_trainer(lora=lora(target_modules=targets))
-    make_trainer(lora=lora(target_modules="all-linear"))
+    with pytest.raises(ValueError, match=r"DoRA adapter 'default' drops inputs.*\(module 'lm_head'\)"):
+        make_trainer(lora=lora(target_modules=["lm_head"], use_dora=True, lora_dropout=0.1))
+    model = model_factory()
+    with pytest.raises(ValueError, match=r"ia3.layer.Linear puts an adapter on the LM head"):
+        make_trainer(model=get_peft_model(model, IA3Config(target_modules=["lm_head"], feedforward_modules=[])))
+    assert "get_output_embeddings" not in vars(model)
 
 
 @pytest.mark.parametrize("implementation", ["torch", "reference"])
