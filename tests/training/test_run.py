@@ -272,7 +272,7 @@ def test_kill_and_resume_ends_in_the_same_weights(tmp_path: Path) -> None:
         ({"device": "cuda"}, "torch sees no CUDA device"),
         ({"model": "no/such/folder/at-all"}, "no/such/folder/at-all"),
         ({"task": "no_such_file.jsonl"}, "no_such_file.jsonl"),
-        ({"lora_target_modules": "lm_head"}, "lm_head"),
+        ({"lora_target_modules": "no_such_module"}, "no_such_module"),
         ({"lora_target_modules": "no_such_layer"}, "no_such_layer"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
