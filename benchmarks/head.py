@@ -33,6 +33,7 @@ from grpo_lab import kernels, objectives
 TOKENS, REFERENCE_TOKENS, REPEATS = 16_384, 256, 5
 SHAPES = ((1024, 151_936), (2048, 151_936), (4096, 128_256))
 HEADS = ("forward", "frozen", "trainable")
+VOCABULARY_TILES = (4096, 8192)
 MIB = 2**20
 
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -62,9 +63,22 @@ class Row:
     floor_ms: float
 
 
-def _chunked(implementation: str, chunk_size: int, hidden_states: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+def _chunked(
+    implementation: str,
+    chunk_size: int,
+    vocabulary_tile: int | None,
+    hidden_states: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+) -> Tensor:
     logps, _ = kernels.per_token_logps(
-        hidden_states, weight, ids, temperature=1.0, chunk_size=chunk_size, implementation=implementation
+        hidden_states,
+        weight,
+        ids,
+        temperature=1.0,
+        chunk_size=chunk_size,
+        implementation=implementation,
+        vocabulary_tile=vocabulary_tile,
     )
     return logps
 
@@ -79,12 +93,16 @@ def _trl(chunk_size: int, hidden_states: Tensor, weight: Tensor, ids: Tensor) ->
     return ChunkedLogProbFunction.apply(hidden_states, weight, None, ids, 1.0, chunk_size, None, 1.0, ("entropy",))[0]
 
 
-def implementations() -> list[tuple[str, int, Score]]:
+def implementations(head: str) -> list[tuple[str, int, Score]]:
     """Name, chunk size (tokens; for `trl` columns of the vocabulary; 0 for none) and function of each."""
     found: list[tuple[str, int, Score]] = [
-        (name, size, partial(_chunked, name, size))
+        (name, size, partial(_chunked, name, size, None))
         for name, size in (("triton", 512), ("triton", 1024), ("torch", 512))
     ]
+    if head != "trainable":
+        found += [
+            (f"triton, tiles of {tile}", 2048, partial(_chunked, "triton", 2048, tile)) for tile in VOCABULARY_TILES
+        ]
     found.append(("plain logits", 0, _plain))
     if find_spec("trl") is not None:
         found.append(("trl", 32_768, partial(_trl, 32_768)))
@@ -198,7 +216,7 @@ def main() -> None:
             problem = Problem.random(hidden, vocabulary)
             products = product_times_ms(problem)
             for count, head in enumerate(HEADS, start=1):
-                for name, chunk_size, score in implementations():
+                for name, chunk_size, score in implementations(head):
                     row = Row(
                         commit=arguments.commit,
                         date=datetime.now(UTC).date().isoformat(),
@@ -219,7 +237,7 @@ def main() -> None:
                     writer.writerow(asdict(row))
                     file.flush()
                     print(
-                        f"{hidden:5} {head:9} {name:12} {chunk_size:5} {row.time_ms:8.2f} ms",
+                        f"{hidden:5} {head:9} {name:20} {chunk_size:5} {row.time_ms:8.2f} ms",
                         f"{row.extra_mib:9.1f} MiB, floor {row.floor_ms:6.2f} ms,",
                         f"errors {row.logp_mean_abs_error} and {row.grad_rel_error}",
                         flush=True,

@@ -1,24 +1,14 @@
 """The two tiles that exist at one time, reused from chunk to chunk: logits in fp32, and their derivative."""
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_lab.kernels import torch_rows
 from grpo_lab.kernels.arguments import Head
 from grpo_lab.kernels.options import HeadOptions
 from grpo_lab.kernels.products import accumulator_dtype, add_product_, hidden_product_, logits_product_
-
-
-def _row_functions(options: HeadOptions) -> ModuleType:
-    if options.implementation == "torch":
-        return torch_rows
-    # Importing Triton's kernels compiles nothing, but needs Triton.
-    from grpo_lab.kernels import triton_rows
-
-    return triton_rows
+from grpo_lab.kernels.rows import WalkedRows, row_functions
 
 
 class Tiles:
@@ -36,7 +26,7 @@ class Tiles:
         self, rows: int, head: Head, options: HeadOptions, dtype: torch.dtype, keep_unscaled: bool = False
     ) -> None:
         self.head, self.options, self.dtype = head, options, dtype
-        self.functions = _row_functions(options)
+        self.functions = row_functions(options)
         weight = head.weights[0]
         size = (min(options.chunk_size, rows), weight.size(0))
         self.logits = weight.new_empty(size, dtype=accumulator_dtype(dtype))
@@ -56,6 +46,30 @@ class Tiles:
         if self.head.bias is not None:
             tile += self.head.bias.to(tile.dtype)
         return tile, *self.functions.row_statistics(tile, targets, self.options)
+
+    def walk(self, states: list[Tensor], targets: Tensor, needed: list[bool], with_entropy: bool) -> WalkedRows:
+        """Log-probs and entropies of the chunk, and their derivatives with respect to each of `states`.
+
+        Args:
+            states: (n, H) and maybe (n, r), compute dtype.
+            targets: (n,) int64 in [0, V).
+            needed: which of `states` get derivatives.
+            with_entropy: whether those of the entropy are wanted too.
+
+        Returns:
+            The results, in the accumulator's dtype.
+        """
+        tile, logps, normalizers, entropies = self.score(states, targets)
+        ones = torch.ones_like(normalizers)
+
+        def rows(wanted: bool, *coefficients: Tensor | None) -> list[Tensor | None]:
+            if not (wanted and any(needed)):
+                return [None for _ in needed]
+            derivative = self.derivative(tile, targets, normalizers, entropies, *coefficients)
+            self.scale_(derivative)
+            return [self.state_product(derivative, number) if need else None for number, need in enumerate(needed)]
+
+        return WalkedRows(logps, entropies, rows(True, ones, None), rows(with_entropy, None, ones))
 
     def derivative(self, tile: Tensor, *arguments: Any) -> Tensor:
         """The chunk's derivative with respect to the tile, in the compute dtype."""

@@ -13,6 +13,8 @@ Backward, head trainable. d W = sum_t c_t (d log p_t / d x_t)^T h_t needs the up
 pass computes each tile again (8NHV) and adds to fp32 accumulators for those of weight, bias and hidden states
 that ask.
 
+With `vocabulary_tile` the frozen head's pass walks the vocabulary too, see `vocabulary_tiles`.
+
 Source: chunking and recomputation as in cut-cross-entropy (Wijmans et al., arXiv 2411.09009) and TRL's
 `ChunkedLogProbFunction`; keeping the derivative row is this project's.
 """
@@ -29,6 +31,7 @@ from grpo_lab.kernels.dispatch import resolve_implementation
 from grpo_lab.kernels.options import HeadOptions
 from grpo_lab.kernels.products import add_product_
 from grpo_lab.kernels.tiles import Tiles
+from grpo_lab.kernels.vocabulary_tiles import VocabularyTiles
 
 
 def _chunks(positions: Tensor, size: int) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -58,10 +61,11 @@ class _FrozenHead(torch.autograd.Function):
         ctx.chunk_size = options.chunk_size
         ctx.shapes_and_dtypes = [(state.shape, state.dtype) for state in states]
         count = positions.size(0)
-        tiles = Tiles(count, head, options, dtype)
+        walker = Tiles if options.vocabulary_tile is None else VocabularyTiles
+        tiles = walker(count, head, options, dtype)
         logps = torch.zeros(completion_ids.shape, dtype=tiles.logits.dtype, device=completion_ids.device)
         entropies = torch.zeros_like(logps)
-        needed = ctx.needs_input_grad[-len(states) :]
+        needed = list(ctx.needs_input_grad[-len(states) :])
 
         def rows_to_keep(differentiable: bool) -> list[Tensor | None]:
             return [
@@ -72,17 +76,11 @@ class _FrozenHead(torch.autograd.Function):
         logp_rows, entropy_rows = rows_to_keep(True), rows_to_keep(options.entropies_require_grad)
         for rows, index in _chunks(positions, options.chunk_size):
             targets = completion_ids[index].long()
-            tile, logps[index], normalizers, chunk_entropies = tiles.score(_chunk_of(states, index, dtype), targets)
-            entropies[index] = chunk_entropies
-            ones = torch.ones_like(normalizers)
-            for kept, coefficients in ((logp_rows, (ones, None)), (entropy_rows, (None, ones))):
-                if all(part is None for part in kept):
-                    continue
-                derivative = tiles.derivative(tile, targets, normalizers, chunk_entropies, *coefficients)
-                tiles.scale_(derivative)
-                for number, part in enumerate(kept):
-                    if part is not None:
-                        part[rows] = tiles.state_product(derivative, number)
+            walked = tiles.walk(_chunk_of(states, index, dtype), targets, needed, options.entropies_require_grad)
+            logps[index], entropies[index] = walked.logps, walked.entropies
+            for kept, found in zip(logp_rows + entropy_rows, walked.logp_rows + walked.entropy_rows, strict=True):
+                if kept is not None and found is not None:
+                    kept[rows] = found
         ctx.save_for_backward(positions, *logp_rows, *entropy_rows)
         if not options.entropies_require_grad:
             ctx.mark_non_differentiable(entropies)
@@ -198,6 +196,7 @@ def per_token_logps(
     soft_cap: float | None = None,
     return_entropies: bool = False,
     entropies_require_grad: bool = False,
+    vocabulary_tile: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of `completion_ids`: `log_softmax(f(x))` gathered at them, with `x = hidden_states @ weight.T + bias`.
 
@@ -230,6 +229,9 @@ def per_token_logps(
         soft_cap: > 0 or `None`.
         return_entropies: whether the entropies are returned.
         entropies_require_grad: whether gradient flows through them; costs a second kept row.
+        vocabulary_tile: entries of the vocabulary whose logits exist at one time, >= 1, for a frozen head and
+            entropies without gradient; the result does not depend on it, and the tiles above are `chunk_size
+            x vocabulary_tile`, with an fp32 `chunk_size x H` accumulator beside them. `None` for all entries.
 
     Returns:
         (...) fp32 log-probs (fp64 for fp64 inputs), 0 where masked, and the (...) entropies in nats or
@@ -240,7 +242,9 @@ def per_token_logps(
             position), or fp64 is asked of Triton.
         RuntimeError: Triton cannot run here.
     """
-    options = HeadOptions(temperature, chunk_size, implementation, logit_scale, soft_cap, entropies_require_grad)
+    options = HeadOptions(
+        temperature, chunk_size, implementation, logit_scale, soft_cap, entropies_require_grad, vocabulary_tile
+    )
     resolve_implementation(implementation, hidden_states.device)
     states: tuple[Tensor, ...] = (hidden_states,) if low_rank is None else (hidden_states, low_rank[0])
     head = Head((weight,) if low_rank is None else (weight, low_rank[1]), bias, vocabulary_scale)
@@ -251,6 +255,11 @@ def per_token_logps(
     mask = torch.ones_like(completion_ids, dtype=torch.bool) if completion_mask is None else completion_mask != 0
     check_ids(completion_ids, mask, weight.size(0))
     arguments = (completion_ids, mask.nonzero(), options, dtype)
+    if vocabulary_tile is not None and (head.requires_grad or entropies_require_grad):
+        raise ValueError(
+            "vocabulary_tile is for a frozen head and entropies without a gradient; got "
+            f"{'a tensor of the head that requires one' if head.requires_grad else 'entropies_require_grad=True'}."
+        )
     if head.requires_grad:
         logps, entropies = _TrainableHead.apply(*arguments, bias, vocabulary_scale, *states, *head.weights)
     else:

@@ -12,9 +12,11 @@ With x = h W^T + b the product of a row, z = f(x) its logits at temperature T an
 `triton_rows` computes the same with one program a row.
 """
 
+import torch
 from torch import Tensor
 
 from grpo_lab.kernels.options import HeadOptions
+from grpo_lab.kernels.rows import RowSums
 
 
 def _logits(tile: Tensor, options: HeadOptions) -> Tensor:
@@ -84,3 +86,40 @@ def row_derivatives(
     if cap_slope is not None:
         gradient *= cap_slope
     out.copy_(gradient)
+
+
+def row_maxima(tile: Tensor, options: HeadOptions) -> Tensor:
+    """The largest of `f(tile)` in each row, (n,) in the tile's dtype; the tile is not changed."""
+    return _logits(tile, options).amax(-1)
+
+
+def fold_tile(tile: Tensor, targets: Tensor, sums: RowSums, options: HeadOptions, weights: Tensor | None) -> None:
+    """Add a tile of some columns of the vocabulary to the rows' sums; formulas in `vocabulary_tiles`.
+
+    Args:
+        tile: (n, C) fp32 or fp64, products without temperature, scale or cap; not changed.
+        targets: (n,) int64, counted from the tile's first column; outside [0, C) where another tile holds it.
+        sums: its reference is there; the rest is updated in place.
+        options: temperature, scale, cap.
+        weights: (n, C), any float dtype, gets `e f'(x)`, and 0 at the target; or `None`.
+    """
+    z = _logits(tile, options)
+    slope = torch.full_like(z, options.logit_scale / options.temperature)
+    if options.soft_cap is not None:
+        slope *= 1 - (z * (options.temperature / options.soft_cap)).square_()
+    place = targets.clamp(0, tile.size(1) - 1)[:, None]
+    held = (targets >= 0) & (targets < tile.size(1))
+
+    def of_target(values: Tensor) -> Tensor:
+        return torch.where(held, values.gather(-1, place).squeeze(-1), 0)
+
+    sums.target_logit += of_target(z)
+    sums.target_slope += of_target(slope)
+    difference = z.sub_(sums.reference[:, None])
+    e = difference.exp()
+    sums.weighted += torch.where(e > 0, e * difference, 0).sum(-1)  # 0 times the infinity of an entry that cannot be
+    sums.target += of_target(e)
+    e.scatter_(-1, place, e.gather(-1, place) * ~held[:, None])
+    sums.others += e.sum(-1)
+    if weights is not None:
+        weights.copy_(e * slope)

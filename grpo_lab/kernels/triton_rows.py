@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grpo_lab.kernels.options import HeadOptions
+from grpo_lab.kernels.rows import RowSums
 
 BLOCK_SIZE = 2048
 
@@ -90,6 +91,64 @@ def _derivatives_kernel(
         tl.store(p_out_row + o_v, b_gradient.to(p_out.dtype.element_ty), mask=m_v)
 
 
+@triton.jit
+def _maxima_kernel(
+    p_tile, p_maxima, row_stride, V, logit_scale, inv_temperature, soft_cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    i_row = tl.program_id(0).to(tl.int64)
+    p_row = p_tile + i_row * row_stride
+    m = -float("inf")
+    for start in range(0, V, BLOCK):
+        o_v = start + tl.arange(0, BLOCK)
+        m_v = o_v < V
+        b_x = tl.load(p_row + o_v, mask=m_v, other=0.0)
+        b_z = _logits(b_x, logit_scale, inv_temperature, soft_cap, HAS_CAP)
+        m = tl.maximum(m, tl.max(tl.where(m_v, b_z, -float("inf")), axis=0))
+    tl.store(p_maxima + i_row, m)
+
+
+@triton.jit
+def _fold_kernel(
+    p_tile, p_targets, p_reference, p_others, p_target, p_weighted, p_target_logit, p_target_slope, p_weights,
+    row_stride, V, logit_scale, inv_temperature, soft_cap,
+    HAS_CAP: tl.constexpr, HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_row = tl.program_id(0).to(tl.int64)
+    p_row = p_tile + i_row * row_stride
+    reference = tl.load(p_reference + i_row)
+    target = tl.load(p_targets + i_row)
+    s = 0.0
+    w = 0.0
+    for start in range(0, V, BLOCK):
+        o_v = start + tl.arange(0, BLOCK)
+        m_v = o_v < V
+        b_x = tl.load(p_row + o_v, mask=m_v, other=0.0)
+        b_z = _logits(b_x, logit_scale, inv_temperature, soft_cap, HAS_CAP)
+        b_difference = b_z - reference
+        b_e = tl.where(m_v, tl.exp(b_difference), 0.0)
+        # 0 times the infinity of an entry that cannot be.
+        w += tl.sum(tl.where(b_e > 0, b_e * b_difference, 0.0), axis=0)
+        b_e = tl.where(o_v == target, 0.0, b_e)
+        s += tl.sum(b_e, axis=0)
+        if HAS_WEIGHTS:
+            b_weights = b_e * logit_scale * inv_temperature
+            if HAS_CAP:
+                b_tanh = b_z / (soft_cap * inv_temperature)
+                b_weights *= 1 - b_tanh * b_tanh
+            tl.store(p_weights + i_row * row_stride + o_v, b_weights.to(p_weights.dtype.element_ty), mask=m_v)
+    tl.store(p_others + i_row, tl.load(p_others + i_row) + s)
+    tl.store(p_weighted + i_row, tl.load(p_weighted + i_row) + w)
+    if (target >= 0) & (target < V):
+        z = _logits(tl.load(p_row + target), logit_scale, inv_temperature, soft_cap, HAS_CAP)
+        slope = logit_scale * inv_temperature
+        if HAS_CAP:
+            target_tanh = z / (soft_cap * inv_temperature)
+            slope *= 1 - target_tanh * target_tanh
+        tl.store(p_target + i_row, tl.exp(z - reference))
+        tl.store(p_target_logit + i_row, z)
+        tl.store(p_target_slope + i_row, slope)
+
+
 def _launch_options(tile: Tensor, options: HeadOptions) -> dict[str, object]:
     return {
         "V": tile.size(1),
@@ -133,5 +192,30 @@ def row_derivatives(
         out.stride(0),
         HAS_LOGP=logp_coefficients is not None,
         HAS_ENTROPY=entropy_coefficients is not None,
+        **_launch_options(tile, options),
+    )
+
+
+def row_maxima(tile: Tensor, options: HeadOptions) -> Tensor:
+    """As `torch_rows.row_maxima`, for an fp32 tile whose rows are contiguous."""
+    maxima = torch.empty(tile.size(0), dtype=tile.dtype, device=tile.device)
+    _maxima_kernel[(tile.size(0),)](tile, maxima, tile.stride(0), **_launch_options(tile, options))
+    return maxima
+
+
+def fold_tile(tile: Tensor, targets: Tensor, sums: RowSums, options: HeadOptions, weights: Tensor | None) -> None:
+    """As `torch_rows.fold_tile`, for contiguous fp32 tiles and sums whose entries are contiguous."""
+    _fold_kernel[(tile.size(0),)](
+        tile,
+        targets,
+        sums.reference,
+        sums.others,
+        sums.target,
+        sums.weighted,
+        sums.target_logit,
+        sums.target_slope,
+        tile if weights is None else weights,
+        tile.stride(0),
+        HAS_WEIGHTS=weights is not None,
         **_launch_options(tile, options),
     )

@@ -108,6 +108,11 @@ def _scores(case: Case, logps: Tensor, entropies: Tensor) -> Scores:
     return Scores(logps.detach(), entropies.detach(), dict(zip(leaves, grads, strict=True)))
 
 
+def of_logps_alone(case: Case) -> Case:
+    """The case with a loss that leaves the entropies out."""
+    return replace(case, upstream=(case.upstream[0], torch.zeros_like(case.upstream[1])))
+
+
 def specification(case: Case) -> Scores:
     """What `objectives.per_token_logps` gives for the case's numbers in fp64."""
     case = case.to(torch.float64)
@@ -125,7 +130,7 @@ def specification(case: Case) -> Scores:
 
 
 def scores(case: Case, implementation: str, chunk_size: int = 4, **options: Any) -> Scores:
-    """What the kernels give, gradient through log-probs and entropies."""
+    """What the kernels give, gradient through log-probs and, but for tiles of the vocabulary, entropies."""
     logps, entropies = kernels.per_token_logps(
         case.hidden_states,
         case.weight,
@@ -134,7 +139,7 @@ def scores(case: Case, implementation: str, chunk_size: int = 4, **options: Any)
         completion_mask=case.completion_mask,
         return_entropies=True,
         **case.adapter,
-        entropies_require_grad=True,
+        entropies_require_grad="vocabulary_tile" not in options,
         chunk_size=chunk_size,
         implementation=implementation,
         **(case.options | options),

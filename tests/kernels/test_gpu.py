@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import kernels, objectives
-from tests.kernels.cases import IMPLEMENTATIONS, make_case, plain, relative_error, scores, specification
+from tests.kernels.cases import IMPLEMENTATIONS, make_case, of_logps_alone, plain, relative_error, scores, specification
 from tests.kernels.cases import LEAVES as ALL_LEAVES
 
 pytestmark = [
@@ -83,6 +83,26 @@ def test_an_adapter_on_the_head(implementation: str, dtype: torch.dtype, require
     assert relative_error(result.logps, expected.logps) < relative_error(by_hand.logps, expected.logps) + 2e-6
     for name, grad in result.grads.items():
         allowed = 1.5 * relative_error(by_hand.grads[name], expected.grads[name]) + 2e-6
+        assert relative_error(grad, expected.grads[name]) < allowed, name
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocabulary_tile", [1000, 4096])
+@pytest.mark.parametrize("soft_cap", [None, 4.0])
+def test_tiles_of_the_vocabulary(implementation: str, dtype: torch.dtype, vocabulary_tile: int, soft_cap: float | None):
+    case = make_case(
+        (5, 29), hidden=72, vocabulary=5003, rank=16, scaled=True, device="cuda", dtype=dtype, logit_scale=0.3,
+        soft_cap=soft_cap, requires_grad=("hidden_states", "low_rank_states"),
+    )  # fmt: skip
+    case = of_logps_alone(case)
+    expected, by_hand = specification(case), plain(case, dtype)
+    result = scores(case, implementation, 64, vocabulary_tile=vocabulary_tile)
+    for name in ("logps", "entropies"):
+        allowed = relative_error(getattr(by_hand, name), getattr(expected, name)) + 2e-6
+        assert relative_error(getattr(result, name), getattr(expected, name)) < allowed, name
+    for name, grad in result.grads.items():
+        allowed = 1.25 * relative_error(by_hand.grads[name], expected.grads[name]) + 2e-6
         assert relative_error(grad, expected.grads[name]) < allowed, name
 
 

@@ -1,6 +1,7 @@
 """Values and gradients of the chunked head against the specification, on every path a caller can take."""
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.kernels.cases import (
     IMPLEMENTATIONS,
     Case,
     make_case,
+    of_logps_alone,
     plain,
     relative_error,
     scores,
@@ -140,6 +142,83 @@ def test_no_chunk_size_changes_the_result(
     expected = scores(case, "torch", chunk_size=35)
     for chunk_size in chunk_sizes:
         assert worst_error(scores(case, implementation, chunk_size), expected) < 1e-6, chunk_size
+
+
+FROZEN = (("hidden_states",), ("hidden_states", "low_rank_states"), ())
+
+
+@each_implementation
+@pytest.mark.parametrize("vocabulary_tile", [1, 7, 16, 36, 37, 100])
+@pytest.mark.parametrize("requires_grad", FROZEN, ids="+".join)
+@pytest.mark.parametrize("options", [{}, {"soft_cap": None, "rank": 0, "scaled": False}], ids=str)
+def test_no_vocabulary_tile_changes_the_result(
+    implementation: str, vocabulary_tile: int, requires_grad: tuple[str, ...], options: dict[str, Any]
+):
+    if implementation == "triton" and vocabulary_tile in (1, 36, 100):
+        pytest.skip("the interpreter is slow; torch covers the edges of the tiles")
+    case = make_case(**({"rank": 2, "scaled": True, "requires_grad": requires_grad} | options))
+    result = scores(case, implementation, vocabulary_tile=vocabulary_tile)
+    assert worst_error(result, specification(of_logps_alone(case))) < 3e-6
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lift", [-500.0, 40.0, 100.0, 1000.0])
+def test_a_logit_far_above_the_first_tile_loses_nothing(implementation: str, dtype: torch.dtype, lift: float):
+    case = make_case(
+        (2, 4), vocabulary=24, requires_grad=("hidden_states",), soft_cap=None, temperature=1.0, logit_scale=1.0
+    ).to(dtype)
+    with torch.no_grad():
+        case.bias[20] += lift
+        case.completion_ids[0] = 20
+    expected, result = specification(of_logps_alone(case)), scores(case, implementation, vocabulary_tile=8)
+    for name in ("logps", "entropies"):
+        assert torch.allclose(getattr(result, name).double(), getattr(expected, name), rtol=1e-4, atol=1e-3), name
+    ours, theirs = result.grads["hidden_states"].double(), expected.grads["hidden_states"]
+    assert (ours - theirs).abs().max() < (2e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_an_entry_that_cannot_be_adds_nothing():
+    case = make_case(requires_grad=("hidden_states",), soft_cap=None)
+    case.bias[30:] = -torch.inf
+    case.completion_ids.clamp_(max=29)
+    cut = replace(case, weight=case.weight[:30].detach(), bias=case.bias[:30].detach())
+    for implementation in IMPLEMENTATIONS:
+        result = scores(case, implementation, vocabulary_tile=8)
+        assert worst_error(result, specification(of_logps_alone(cut))) < 3e-6
+
+
+@each_implementation
+@pytest.mark.parametrize("probability", [0.9, 0.999, 0.9999])
+def test_a_confident_token_keeps_its_small_derivative_in_low_precision(implementation: str, probability: float):
+    weight = torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.25, -1.0]], dtype=torch.bfloat16)
+    bias = torch.tensor([0.0, 0.0, math.log(2 * probability / (1 - probability))])  # hidden 0: p = bias alone
+    hidden_states = torch.zeros(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    for vocabulary_tile in (None, 2):
+        logps, _ = kernels.per_token_logps(
+            hidden_states, weight, torch.tensor([2]), bias=bias, temperature=1.0, chunk_size=1,
+            implementation=implementation, vocabulary_tile=vocabulary_tile,
+        )  # fmt: skip
+        (grad,) = torch.autograd.grad(logps.sum(), hidden_states)
+        expected = (1 - probability) * (weight[2] - (weight[0] + weight[1]) / 2)
+        assert relative_error(grad[0], expected) < 1e-2, vocabulary_tile
+
+
+def test_tiles_of_the_vocabulary_bound_the_memory():
+    case = make_case((64,), hidden=8, vocabulary=1000, requires_grad=("hidden_states",))
+    assert max(allocations(case, chunk_size=4, vocabulary_tile=100)) == 64 * 8
+    assert max(allocations(case, chunk_size=8, vocabulary_tile=100)) == 8 * 100
+
+
+def test_tiles_of_the_vocabulary_are_for_a_frozen_head_and_log_probs():
+    with pytest.raises(ValueError, match=r"vocabulary_tile is for a frozen head .* got a tensor of the head"):
+        scores(make_case(), "torch", vocabulary_tile=8)
+    frozen = make_case(requires_grad=("hidden_states",))
+    with pytest.raises(ValueError, match="got entropies_require_grad=True"):
+        kernels.per_token_logps(
+            frozen.hidden_states, frozen.weight, frozen.completion_ids, temperature=1.0, chunk_size=4,
+            implementation="torch", entropies_require_grad=True, vocabulary_tile=8,
+        )  # fmt: skip
 
 
 def test_permuting_rows_permutes_the_result():
@@ -433,6 +512,8 @@ def test_bias_gradient_of_one_token(implementation: str):
         ({"chunk_size": True}, "chunk_size"),
         ({"chunk_size": 2.0}, "chunk_size"),
         ({"implementation": "auto"}, "implementation must be one of"),
+        ({"vocabulary_tile": 0}, "vocabulary_tile must be None or a number of entries, an int >= 1; got 0"),
+        ({"vocabulary_tile": 8.0}, "vocabulary_tile"),
         ({"logit_scale": float("inf")}, "logit_scale"),
         ({"soft_cap": 0.0}, "soft_cap"),
         ({"bias": torch.zeros(2)}, r"bias must be \(3,\); got \(2,\)"),
@@ -481,10 +562,10 @@ class _Allocations(TorchDispatchMode):
         return result
 
 
-def allocations(case: Case, chunk_size: int) -> list[int]:
+def allocations(case: Case, chunk_size: int, **options: Any) -> list[int]:
     tensors = tuple(tensor for name in ALL_LEAVES if (tensor := getattr(case, name)) is not None)
     with _Allocations(tensors) as mode:
-        scores(case, "torch", chunk_size)
+        scores(case, "torch", chunk_size, **options)
     return mode.sizes
 
 

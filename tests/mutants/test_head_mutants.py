@@ -62,7 +62,7 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (adapters, "(rows.to(wide) + module.scaling[name]", "(rows.to(wide) + 0 * module.scaling[name]",
      partial(adapter, "DoRA")),
     (adapters, "with torch.no_grad():", "with torch.enable_grad():", partial(adapter, "DoRA")),
-    (adapters, "difference = trained - base.weight[rows]", "difference = trained", partial(adapter, "tokens")),
+    (adapters, "difference: Tensor = trained - base.weight[rows]", "difference = trained", partial(adapter, "tokens")),
     (adapters, "if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):", "if False:",
      partial(refused, "IA3")),
     (adapters, 'if getattr(module.lora_dropout[name], "p", 0.0) > 0:', "if False:",

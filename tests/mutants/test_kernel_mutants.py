@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from grpo_lab.kernels import arguments, tiles, token_logprobs, torch_rows, triton_rows
+from grpo_lab.kernels import arguments, tiles, token_logprobs, torch_rows, triton_rows, vocabulary_tiles
 from tests.kernels import test_token_logprobs as checks
 from tests.kernels.cases import LEAVES as ALL_LEAVES
-from tests.kernels.cases import make_case, scores, specification, worst_error
+from tests.kernels.cases import make_case, of_logps_alone, scores, specification, worst_error
 from tests.mutants.harness import assert_caught
 
 LEAVES = ("hidden_states", "weight", "bias")
@@ -51,6 +51,23 @@ def low_rank_alone() -> None:
     agreement("torch", ("low_rank_weight",), rank=2)
 
 
+def tiled(implementation: str, vocabulary_tile: int) -> None:
+    """Value and gradients with the vocabulary in tiles, an adapter on the head, a scale, a cap and a bias."""
+    case = make_case(rank=2, scaled=True, requires_grad=("hidden_states", "low_rank_states"))
+    expected = specification(of_logps_alone(case))
+    assert worst_error(scores(case, implementation, vocabulary_tile=vocabulary_tile), expected) < 1e-5
+
+
+def far(dtype: torch.dtype, lift: float) -> None:
+    """A logit far above those of the first tile."""
+    checks.test_a_logit_far_above_the_first_tile_loses_nothing("torch", dtype, lift)
+
+
+vocabulary_walk = partial(tiled, "torch", 16)
+vocabulary_walk_triton = partial(tiled, "triton", 16)
+far_logit = partial(far, torch.float32, 1000.0)
+far_logit_in_half = partial(far, torch.float16, 40.0)
+impossible_entry = checks.test_an_entry_that_cannot_be_adds_nothing
 torch_head = partial(agreement, "torch")
 torch_frozen = partial(agreement, "torch", ("hidden_states",))
 triton_head = partial(agreement, "triton")
@@ -65,8 +82,8 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (torch_rows, "return z.div_(options.temperature)", "return z", torch_head),
     (torch_rows, ".tanh_().mul_(options.soft_cap)", ".tanh_()", torch_head),
     (torch_rows, "gradient *= cap_slope", "pass", torch_head),
-    (torch_rows, "options.logit_scale / options.temperature", "options.logit_scale", torch_head),
-    (torch_rows, "options.logit_scale / options.temperature", "1 / options.temperature", torch_head),
+    (torch_rows, "gradient *= options.logit_scale / ", "gradient *= options.logit_scale * ", torch_head),
+    (torch_rows, "gradient *= options.logit_scale / ", "gradient *= 1 / ", torch_head),
     # signs, one-hot, axis
     (torch_rows, "gradient *= -logp_coefficients", "gradient *= logp_coefficients", without_entropy),
     (torch_rows, "factor.sub_(logp_coefficients", "factor.add_(logp_coefficients", torch_head),
@@ -118,7 +135,7 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
         torch_frozen,
     ),
     (token_logprobs, "states = tuple(state.detach() for state in states)", "pass", no_idle_product),
-    (token_logprobs, "if needs and differentiable else None", "if differentiable else None", no_idle_product),
+    (token_logprobs, "list(ctx.needs_input_grad[-len(states) :])", "[True for _ in states]", no_idle_product),
     (
         token_logprobs,
         "zeros_like(t) if n else None for t, n in zip(states",
@@ -126,6 +143,31 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
         no_idle_product,
     ),
     (token_logprobs, "if grad_logps is None and grad_entropies is None:", "if False:", no_upstream),
+    # tiles of the vocabulary
+    (vocabulary_tiles, "sums.target_slope * sums.others / sums.total", "sums.target_slope", vocabulary_walk),
+    (vocabulary_tiles, "[:, None] - o / sums.total", "[:, None] + o / sums.total", vocabulary_walk),
+    (vocabulary_tiles, "[:, None] - o / sums.total[:, None]", "[:, None] - o", vocabulary_walk),
+    (
+        vocabulary_tiles,
+        "of_target * self.head.vocabulary_scale[targets].to(of_target.dtype)",
+        "of_target",
+        vocabulary_walk,
+    ),
+    (vocabulary_tiles, "weights *= self.head.vocabulary_scale[columns].to(weights.dtype)", "pass", vocabulary_walk),
+    (vocabulary_tiles, "tile += self.head.bias[columns].to(tile.dtype)", "pass", vocabulary_walk),
+    (vocabulary_tiles, "targets - start", "targets", vocabulary_walk),
+    (vocabulary_tiles, "factor[columns].to(self.dtype)", "factor[: tile.size(1)].to(self.dtype)", vocabulary_walk),
+    (vocabulary_tiles, "if not (sums.total < _LARGEST_SUM).all():", "if False:", far_logit),
+    (vocabulary_tiles, "if self.dtype == torch.float16", "if False", far_logit_in_half),
+    (torch_rows, "held = (targets >= 0) & (targets < tile.size(1))", "held = targets >= 0", vocabulary_walk),
+    (torch_rows, "e.scatter_(-1, place, e.gather(-1, place) * ~held[:, None])", "pass", vocabulary_walk),
+    (torch_rows, "weights.copy_(e * slope)", "weights.copy_(e)", vocabulary_walk),
+    (torch_rows, "torch.where(e > 0, e * difference, 0)", "(e * difference)", impossible_entry),
+    (triton_rows, "b_weights *= 1 - b_tanh * b_tanh", "pass", vocabulary_walk_triton),
+    (triton_rows, "b_e = tl.where(o_v == target, 0.0, b_e)", "pass", vocabulary_walk_triton),
+    (triton_rows, "slope *= 1 - target_tanh * target_tanh", "pass", vocabulary_walk_triton),
+    (triton_rows, "tl.store(p_target + i_row, tl.exp(z - reference))", "pass", vocabulary_walk_triton),
+    (triton_rows, "tl.load(p_others + i_row) + s", "s", vocabulary_walk_triton),
     # an adapter on the head
     (tiles, "add_product_(tile, u, b.to(self.dtype).T)", "pass", adapted_head),
     (tiles, "tile *= self.head.vocabulary_scale.to(tile.dtype)", "pass", adapted_head),
