@@ -7,7 +7,8 @@ import re
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ def test_what_is_displayed_outlives_the_widget(shown):
     assert "application/vnd.jupyter.widget-view+json" not in shown.bundles[-1]
 
 
+def in_own_loop(cell: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What the cell returns; in a thread, since Playwright leaves a loop running in that of the tests."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(cell())).result()
+
+
 def test_an_awaited_run_ends_while_other_tasks_go_on(shown):
     run = FakeRun(total_steps=30, gap_s=0.01)
     dashboard = Dashboard(run, refresh_hz=20)
@@ -121,7 +128,7 @@ def test_an_awaited_run_ends_while_other_tasks_go_on(shown):
             other.cancel()
 
     run.start()
-    assert asyncio.run(cell()) == "finished"
+    assert in_own_loop(cell) == "finished"
     assert turns > 3
     assert "finished, step 30 of 30" in shown.bundles[-1]["text/plain"]
     assert "image/png" in shown.bundles[-1]
@@ -138,7 +145,7 @@ def test_an_interrupt_of_the_awaiting_cell_stops_the_run(shown):
         return await waiting
 
     run.start()
-    assert asyncio.run(cell()) == "stopped"
+    assert in_own_loop(cell) == "stopped"
     assert run.calls == ["stop"]
     assert run.step < 300
 
