@@ -19,7 +19,7 @@ OBJECTIVE_SETTINGS = (
     "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy", "entropy_target", "entropy_coef_delta",
     "entropy_coef_min", "entropy_coef_max", "off_policy_mask_threshold", "sapo_temperature_neg",
     "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
-    "dynamic_sampling_rounds",
+    "dynamic_sampling_rounds", "skip_zero_advantage",
 )  # fmt: skip
 
 
@@ -85,6 +85,9 @@ class RunConfig:
     vespo_lambda_neg: float = _setting(2.0, "vespo: decay in the sequence ratio, advantage < 0")
     dynamic_sampling_rounds: int = _setting(
         0, "times that groups whose completions all earned the same are drawn again with other prompts"
+    )
+    skip_zero_advantage: bool = _setting(
+        True, "take no backward pass for completions whose gradient is 0 by their advantage; results do not change"
     )
     overlong_tokens: int | None = _setting(
         None, "last tokens before max_completion_length over which the overlong reward falls to -1; none: a fifth of it"

@@ -15,11 +15,12 @@ from grpo_lab.training.chunked_trainer import ChunkedHeadMixin
 from grpo_lab.training.dynamic_sampling import DynamicSamplingTrainer
 from grpo_lab.training.guards import cautions, refusals, reuse_cautions, sampler_refusals, warn_of
 from grpo_lab.training.head_arguments import ChunkedHeadArguments, split_groups_explained
+from grpo_lab.training.learning_rows import LearningRowsTrainer
 
 
 @dataclass
 class ChunkedGRPOConfig(GRPOConfig, ChunkedHeadArguments):
-    """TRL's `GRPOConfig`, how the LM head is scored, and dynamic sampling.
+    """TRL's `GRPOConfig`, how the LM head is scored, dynamic sampling, and what is left out of the backward pass.
 
     Args:
         chunk_size: tokens whose logits exist at one time; memory of the head grows with it, results do not change.
@@ -27,6 +28,8 @@ class ChunkedGRPOConfig(GRPOConfig, ChunkedHeadArguments):
             (full logits, to compare with).
         dynamic_sampling_rounds: times that groups whose completions all earned the same are drawn again with other
             prompts; 0 takes what comes first.
+        skip_zero_advantage: whether completions whose gradient is 0 by their advantage are scored without a backward
+            pass; results do not change.
 
     Raises:
         ValueError: `chunk_size` < 1, `temperature` <= 0, an unknown implementation, a batch that does not hold whole
@@ -35,6 +38,9 @@ class ChunkedGRPOConfig(GRPOConfig, ChunkedHeadArguments):
 
     dynamic_sampling_rounds: int = field(
         default=0, metadata={"help": "Times that groups without spread are drawn again; 0: never."}
+    )
+    skip_zero_advantage: bool = field(
+        default=True, metadata={"help": "Score completions without a policy term, and leave their backward pass out."}
     )
 
     def __post_init__(self) -> None:
@@ -50,11 +56,12 @@ class ChunkedGRPOConfig(GRPOConfig, ChunkedHeadArguments):
         warn_of(cautions(self, self.steps_per_generation), stacklevel=4)
 
 
-class ChunkedGRPOTrainer(ChunkedHeadMixin, DynamicSamplingTrainer):
+class ChunkedGRPOTrainer(ChunkedHeadMixin, LearningRowsTrainer, DynamicSamplingTrainer):
     """`trl.GRPOTrainer` whose per-token log-probs come from the chunked LM head.
 
     The loss equals TRL's; the logits of a micro-batch never exist at one time. See `ChunkedHeadMixin` for `meter` and
-    what can be read, and `DynamicSamplingTrainer` for what `dynamic_sampling_rounds` does.
+    what can be read, `DynamicSamplingTrainer` for what `dynamic_sampling_rounds` does and `LearningRowsTrainer` for
+    `skip_zero_advantage`.
     """
 
     args: ChunkedGRPOConfig

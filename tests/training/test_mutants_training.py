@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from trl import GRPOTrainer
 
-from grpo_lab.training import RunConfig, build, chunked_trainer, dynamic_sampling, guards, trainer
+from grpo_lab.training import RunConfig, build, chunked_trainer, dynamic_sampling, guards, learning_rows, trainer
 from tests.mutants.harness import RED, mutated
 from tests.training import test_config as config_checks
 from tests.training import test_dynamic_sampling as sampling_checks
+from tests.training import test_learning_rows as row_checks
 from tests.training.options import Case
 from tests.training.parity import outcome
 from tests.training.small import build_trainer
@@ -63,6 +64,12 @@ recorded = sampling(sampling_checks.test_metrics_and_logs_are_of_the_kept_batch_
 kept = sampling(sampling_checks.test_what_is_never_spread_is_kept_and_counted)
 resumed = sampling_checks.test_a_resumed_run_draws_what_the_unbroken_run_drew
 
+
+def differentiated(settings: dict[str, Any]) -> Callable[[Path], None]:
+    """Every row is differentiated with these settings."""
+    return lambda folder: row_checks.test_every_row_is_differentiated_where_the_loss_has_another_term(folder, settings)
+
+
 MUTANTS: list[tuple[ModuleType, str, str, Callable[[Path], None]]] = [
     (
         trainer,
@@ -111,6 +118,17 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[Path], None]]] = [
     (build, "            num_iterations=config.num_iterations,\n", "", reaches("num_iterations")),
     (build, "getattr(config, name) for name in OBJECTIVE_SETTINGS",
      "getattr(config, name) for name in OBJECTIVE_SETTINGS[1:]", reaches("temperature")),
+    (learning_rows, "(advantages != 0)", "(advantages > 0)", row_checks.equal_to_the_whole_batch),
+    (learning_rows, "((~learns, False), (learns, True))", "((~learns, True), (learns, False))",
+     row_checks.equal_to_the_whole_batch),
+    (learning_rows, "input_ids[rows], attention_mask[rows]", "input_ids[rows], attention_mask[rows] * 0 + 1",
+     row_checks.equal_to_the_whole_batch),
+    (learning_rows, "entropies = entropies.index_put((rows,), part_entropies.detach().to(logps.dtype))", "pass",
+     row_checks.equal_to_the_whole_batch),
+    (learning_rows, "learns[0] = True", "learns[:] = True",
+     row_checks.test_a_batch_that_teaches_nothing_still_has_a_backward_pass),
+    (learning_rows, "self.beta != 0.0 or ", "", differentiated({"beta": 0.1})),
+    (learning_rows, "self._entropy_bonus_enabled or ", "", differentiated({"entropy_coef": 0.1})),
 ]  # fmt: skip
 
 
@@ -128,7 +146,7 @@ def test_each_mutant_is_caught(
     check(folders[0])
     with ExitStack() as stack:
         stack.enter_context(mutated(module, old, new, folders[2]))
-        if module in (chunked_trainer, dynamic_sampling):
+        if module in (chunked_trainer, dynamic_sampling, learning_rows):
             stack.enter_context(mutated(sys.modules[trainer.__name__], REMADE, REMADE, folders[3]))
         with pytest.raises(RED):
             check(folders[1])
