@@ -11,7 +11,7 @@ from grpo_lab.objectives.entropy import AdaptiveEntropy, adapt_entropy_coefficie
 from grpo_lab.objectives.options import PolicyLossOptions
 from grpo_lab.objectives.policy_loss import PolicyLoss, k3_kl, policy_loss
 from grpo_lab.objectives.ratios import gamma_weights, log_importance_ratio, off_policy_keep, sampler_ratio
-from grpo_lab.objectives.rloo import rloo_advantages, rloo_loss
+from grpo_lab.objectives.rloo import k1_sequence_kl, rloo_advantages, rloo_loss
 from grpo_lab.objectives.terms import cispo_term, clipped_term, sapo_term
 from grpo_lab.objectives.token_logprobs import per_token_logps
 
@@ -26,6 +26,7 @@ __all__ = [
     "entropy_bonus",
     "gamma_weights",
     "group_advantages",
+    "k1_sequence_kl",
     "k3_kl",
     "log_importance_ratio",
     "normalized_then_summed_advantages",

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from grpo_lab.objectives import (
+    PolicyLossOptions,
     group_advantages,
     normalized_then_summed_advantages,
-    rloo_advantages,
+    policy_loss,
     weighted_rewards,
     zero_spread_fraction,
 )
@@ -34,6 +35,24 @@ def test_the_share_of_groups_that_teach_nothing():
     assert zero_spread_fraction(REWARDS, 4) == 0.5
     assert zero_spread_fraction(torch.tensor([math.nan, 1, 0, 1]), 2) == 0.5
     assert zero_spread_fraction(torch.tensor([0, 1e-3]), 2) == 0
+
+
+def test_a_group_of_equal_rewards_is_pulled_to_the_reference_unless_its_tokens_are_masked():
+    mask = torch.ones(8, 3)
+    spreading = mask * (torch.arange(8) >= 4)[:, None]
+    for loss_type in ("bnpo", "dapo"):
+        for completion_mask, pulled in ((mask, True), (spreading, False)):
+            logps = torch.zeros(8, 3, requires_grad=True)
+            loss, metrics = policy_loss(
+                logps, logps.detach(), group_advantages(REWARDS, 4), completion_mask,
+                PolicyLossOptions(loss_type, beta=0.1), ref_per_token_logps=torch.ones(8, 3),
+                num_items_in_batch=completion_mask.sum().item(),
+            )  # fmt: skip
+            loss.backward()
+            assert logps.grad[:4].any() == pulled
+            # KL of each counted token e - 2, over the counted tokens alone; advantages sum to 0.
+            assert loss.item() == pytest.approx(0.1 * (math.e - 2), abs=1e-6)
+            assert metrics["kl"] == pytest.approx(math.e - 2)
 
 
 @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
@@ -98,23 +117,3 @@ def test_a_completion_that_no_function_rewarded_is_left_out():
     assert advantages[2] == 0
     assert advantages[[0, 1, 3]].mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages[0] > advantages[3] > advantages[1]
-
-
-def test_the_baseline_of_rloo_is_the_mean_of_the_others():
-    rewards = torch.tensor([1.0, 0.0, 0.5, 2.0, math.nan, 1.0])
-    advantages = rloo_advantages(rewards, 3)
-    assert advantages.tolist() == pytest.approx([0.75, -0.75, 0, 1, 0, -1])
-    assert rloo_advantages(torch.tensor([math.nan, 3.0]), 2).tolist() == [0, 0]
-
-
-def test_rloo_takes_the_kl_off_the_reward():
-    rewards, kl = torch.tensor([1.0, 0.0]), torch.tensor([2.0, -1.0])
-    assert rloo_advantages(rewards, 2, sequence_kl=kl, beta=0.1).tolist() == pytest.approx([0.7, -0.7])
-    with pytest.raises(ValueError, match=r"sequence_kl is needed where beta is not 0; got None, beta 0\.1"):
-        rloo_advantages(rewards, 2, beta=0.1)
-
-
-def test_rloo_may_bring_the_batch_to_one_spread():
-    advantages = rloo_advantages(torch.tensor([1.0, 0.0, 5.0, 1.0]), 2, normalize=True)
-    raw = torch.tensor([1.0, -1, 4, -4])
-    assert advantages.tolist() == pytest.approx((raw / raw.std()).tolist(), abs=1e-3)

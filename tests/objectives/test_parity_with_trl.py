@@ -1,6 +1,7 @@
-"""The same rollouts through TRL's own losses and advantages: values, gradients and metrics agree."""
+"""The same rollouts through TRL's own losses: values, gradients and metrics agree."""
 
 import itertools
+import math
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer, RLOOTrainer
+from trl import GRPOTrainer
 
-from grpo_lab.objectives import PolicyLossOptions, policy_loss, rloo_loss, sampler_ratio
+from grpo_lab.objectives import PolicyLossOptions, adapt_entropy_coefficient, policy_loss, sampler_ratio
 
 STEPS_PER_GENERATION, ACCUMULATION, MAX_LENGTH, TOKENS = 4, 2, 9, 35.0
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -50,7 +51,9 @@ def loss_of_trl(
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (tensors["per_token_logps"], tensors["entropies"], None),
         _metrics={"train": defaultdict(list)},
-        _entropy_bonus_enabled=options.entropy_coef != 0,
+        _entropy_bonus_enabled=options.entropy_coef != 0 or adaptive is not None,
+        _entropy_window_stats=None,
+        _last_world_entropy=(adaptive or {}).get("last_entropy"),
         accelerator=SimpleNamespace(
             num_processes=1,
             reduce=lambda x, **_: x,
@@ -84,7 +87,7 @@ def loss_of_trl(
         model=SimpleNamespace(training=True),
         off_policy_mask_threshold=options.off_policy_mask_threshold,
         top_entropy_quantile=options.top_entropy_quantile,
-        use_adaptive_entropy=False,
+        use_adaptive_entropy=adaptive is not None,
         use_vllm=corrected,
         vllm_importance_sampling_correction=corrected,
     )
@@ -157,40 +160,44 @@ def test_advantages_by_token(loss_type: str):
     assert_equal_to_trl(tensors, options_of(loss_type, beta=0.1, off_policy_mask_threshold=0.05))
 
 
-def sampler_ratio_of_trl(tensors: dict[str, Tensor], mode: str, low: float | None, high: float | None) -> Tensor:
-    """TRL's correction as its rollout computes it: NaN differences count 0, then sum, exp, bounds."""
-    difference = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]) * tensors["completion_mask"]
-    difference = torch.nan_to_num(difference, nan=0.0)
-    ratio = torch.exp(difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference)
-    if mode.endswith("truncate"):
-        return torch.clamp(ratio, min=low, max=high)
-    outside = (ratio < (-torch.inf if low is None else low)) | (ratio > (torch.inf if high is None else high))
-    return ratio.masked_fill(outside, 0.0)
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+LOSSES_AND_MODES = [
+    (loss_type, mode) for loss_type in LOSS_TYPES for mode in (MODES[:2] if loss_type == "vespo" else MODES)
+]
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-@pytest.mark.parametrize("bounds", [(None, 1.5), (0.7, 1.5)], ids=str)
-def test_sampler_ratio(mode: str, bounds: tuple[float | None, float | None]):
+@pytest.mark.parametrize(("loss_type", "mode"), LOSSES_AND_MODES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_loss_with_a_sampler_ratio(loss_type: str, mode: str, level: str):
     tensors = rollouts()
-    tensors["sampling_per_token_logps"][0, 2] = torch.nan
-    ratio = sampler_ratio(
-        tensors["old_per_token_logps"], tensors["sampling_per_token_logps"], tensors["completion_mask"], mode=mode,
-        clip_min=bounds[0], clip_max=bounds[1],
+    sampling = tensors["sampling_per_token_logps"].index_put((torch.tensor(0), torch.tensor(2)), torch.tensor(math.nan))
+    tensors["sampling_per_token_logps"] = sampling
+    tensors["importance_sampling_ratio"] = sampler_ratio(
+        tensors["old_per_token_logps"], sampling, tensors["completion_mask"], mode=mode, clip_max=1.5
+    )
+    options = options_of(
+        loss_type, importance_sampling_level=level, beta=0.1, entropy_coef=0.01, top_entropy_quantile=0.6,
+        off_policy_mask_threshold=0.05,
     )  # fmt: skip
-    expected = sampler_ratio_of_trl(tensors, mode, *bounds)
-    assert torch.allclose(ratio, expected)
-    assert ratio.shape == ((8, 1) if mode.startswith("sequence") else (8, 7))
-    assert (ratio == (0 if mode.endswith("mask") else 1.5)).any()
+    assert_equal_to_trl(tensors, options)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-def test_loss_with_a_sampler_ratio(loss_type: str, mode: str):
-    if loss_type == "vespo" and mode.startswith("sequence"):
-        pytest.skip("VESPO takes ratios by token alone; the refusal is tested with the options")
+@pytest.mark.parametrize("last_entropy", [0.5, 3.0])
+@pytest.mark.parametrize("target", [0.6, 1.4])
+def test_adaptive_entropy(last_entropy: float, target: float):
     tensors = rollouts()
-    tensors["importance_sampling_ratio"] = sampler_ratio_of_trl(tensors, mode, None, 1.5)
-    assert_equal_to_trl(tensors, options_of(loss_type, beta=0.1, entropy_coef=0.01))
+    bounds = {"target": target, "delta": 0.02, "minimum": 0.0, "maximum": 1.0}
+    now = adapt_entropy_coefficient(0.05, last_entropy, **bounds)
+    adaptive = {
+        "last_entropy": last_entropy, "entropy_target": target, "entropy_coef_delta": 0.02, "entropy_coef_min": 0.0,
+        "entropy_coef_max": 1.0,
+    }  # fmt: skip
+    theirs, metrics = loss_of_trl(tensors, options_of("bnpo", entropy_coef=now.coefficient), adaptive=adaptive)
+    options = options_of("bnpo", entropy_coef=now.coefficient if now.applies else 0.0)
+    ours = policy_loss(**tensors, options=options, gradient_accumulation_steps=ACCUMULATION)
+    assert torch.allclose(ours.loss, theirs, rtol=1e-5)
+    after = adapt_entropy_coefficient(now.coefficient, ours.metrics["entropy"], **bounds)
+    assert after.coefficient == pytest.approx(metrics["entropy_coef"])
 
 
 def test_the_rollouts_reach_every_branch():
@@ -205,31 +212,3 @@ def test_the_rollouts_reach_every_branch():
     dropped = (tensors["advantages"] < 0) & (means > 0.05)
     assert dropped.any()
     assert ((tensors["advantages"] < 0) & ~dropped).any()
-
-
-def test_rloo_loss_and_gradient():
-    tensors = rollouts()
-    mask, logps = tensors["completion_mask"], tensors["per_token_logps"].requires_grad_()
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logps, tensors["entropies"], None),
-        _metrics={"train": defaultdict(list)},
-        accelerator=SimpleNamespace(reduce=lambda x, **_: x, gather=lambda x: x),
-        aux_loss_enabled=False,
-        epsilon_high=0.28,
-        epsilon_low=0.2,
-        model=SimpleNamespace(training=True),
-    )
-    inputs = {
-        "prompt_ids": torch.zeros(8, 1, dtype=torch.int64),
-        "prompt_mask": torch.ones(8, 1, dtype=torch.int64),
-        "completion_ids": torch.zeros(8, 7, dtype=torch.int64),
-        "completion_mask": mask,
-        "advantages": tensors["advantages"],
-        "old_logps": (tensors["old_per_token_logps"] * mask).sum(-1),
-    }
-    theirs = RLOOTrainer._compute_loss(trainer, None, inputs)
-    ours = rloo_loss(
-        logps, tensors["old_per_token_logps"], tensors["advantages"], mask, epsilon_low=0.2, epsilon_high=0.28
-    )
-    assert torch.allclose(ours, theirs, rtol=1e-6)
-    assert torch.allclose(*(torch.autograd.grad(loss, logps)[0] for loss in (ours, theirs)), rtol=1e-5, atol=1e-8)
