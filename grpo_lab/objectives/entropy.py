@@ -62,7 +62,8 @@ def adapt_entropy_coefficient(
         maximum: of the coefficient.
 
     Returns:
-        The coefficient within its bounds, and whether the bonus applies.
+        The coefficient within its bounds, and whether the bonus applies. The first step, with no entropy known yet,
+        has no bonus.
 
     Source: Skywork-OR1 (arXiv 2505.22312), section 3.1.
     """

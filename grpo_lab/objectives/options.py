@@ -21,7 +21,8 @@ class PolicyLossOptions:
             `aggregate_token_losses`.
         epsilon_low: ratios below `1 - epsilon_low` are clipped; >= 0.
         epsilon_high: ratios above `1 + epsilon_high` are clipped; >= 0. For `"cispo"` the largest ratio itself, >= 1.
-        delta: bounds the ratio where the advantage is negative; > 1 + epsilon_high, or `None` for no bound.
+        delta: bounds the ratio where the advantage is negative; > 1 + epsilon_high, or `None` for no bound. As in TRL
+            only the clipped losses (`CLIPPED_LOSS_TYPES`) read `epsilon_low` and `delta`.
         beta: weight of the KL to the reference; >= 0.
         use_bias_correction_kl: whether the KL is multiplied by the ratio, which makes its gradient that of
             the reverse KL (DeepSeek-V3.2, arXiv 2512.02556).
@@ -29,7 +30,7 @@ class PolicyLossOptions:
             2507.18071).
         top_entropy_quantile: share of counted tokens, those of highest entropy, whose policy term is kept; in
             (0, 1].
-        entropy_coef: weight of the entropy bonus.
+        entropy_coef: weight of the entropy bonus; below 0 it lowers the entropy.
         off_policy_mask_threshold: > 0; sequences of negative advantage that drifted further (mean
             log-ratio, nats) are dropped. `None` keeps all.
         sapo_temperature_pos: steepness of SAPO's gate where the advantage is positive; > 0.

@@ -81,11 +81,20 @@ def policy_loss(
         `beta > 0`, `entropy` where entropies are given, `policy_loss` where there is an entropy bonus.
 
     Raises:
-        ValueError: something that the options need is missing, or VESPO gets a ratio by sequence.
+        ValueError: something that the options need is missing, a shape does not fit the mask's, or VESPO gets a ratio
+            by sequence.
 
     Source: DeepSeekMath (arXiv 2402.03300), equation 3; each part where it is defined. Formulas as TRL 1.16's.
     """
-    _check_needs(options, ref_per_token_logps, entropies, importance_sampling_ratio)
+    _check_needs(options, ref_per_token_logps, entropies)
+    by_token = {
+        "per_token_logps": per_token_logps,
+        "old_per_token_logps": old_per_token_logps,
+        "ref_per_token_logps": ref_per_token_logps,
+        "entropies": entropies,
+        "sampling_per_token_logps": sampling_per_token_logps,
+    }
+    _check_shapes(options, completion_mask, advantages, importance_sampling_ratio, by_token)
     mask = completion_mask != 0
     # Before any exp: 0 times its infinity would be NaN.
     advantages = advantages[:, None] if advantages.dim() == 1 else advantages.masked_fill(~mask, 0)
@@ -135,12 +144,7 @@ def policy_loss(
     return PolicyLoss(loss, metrics)
 
 
-def _check_needs(
-    options: PolicyLossOptions,
-    ref_per_token_logps: Tensor | None,
-    entropies: Tensor | None,
-    importance_sampling_ratio: Tensor | None,
-) -> None:
+def _check_needs(options: PolicyLossOptions, ref_per_token_logps: Tensor | None, entropies: Tensor | None) -> None:
     if options.beta > 0 and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps is needed where beta > 0; got None, beta {options.beta}.")
     if entropies is None and (options.entropy_coef != 0 or options.top_entropy_quantile < 1):
@@ -148,12 +152,31 @@ def _check_needs(
             "entropies are needed for an entropy_coef other than 0 or a top_entropy_quantile below 1; got None, "
             f"entropy_coef {options.entropy_coef}, top_entropy_quantile {options.top_entropy_quantile}."
         )
-    ratio = importance_sampling_ratio
-    if options.loss_type == "vespo" and ratio is not None and ratio.size(-1) == 1:
+
+
+def _check_shapes(
+    options: PolicyLossOptions,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    ratio: Tensor | None,
+    by_token: dict[str, Tensor | None],
+) -> None:
+    """What would broadcast in silence, as a (B,) ratio along T where T equals B, is refused."""
+    shape, batch = tuple(completion_mask.shape), completion_mask.size(0)
+    for name, tensor in by_token.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have completion_mask's shape {shape}; got {tuple(tensor.shape)}.")
+    if advantages.shape not in ((batch,), shape):
+        raise ValueError(f"advantages must be {(batch,)}, or by token {shape}; got {tuple(advantages.shape)}.")
+    if ratio is None or ratio.shape == shape:
+        return
+    if options.loss_type == "vespo":
         raise ValueError(
-            "importance_sampling_ratio must be by token, (B, T), with loss_type 'vespo', which multiplies it over "
+            f"importance_sampling_ratio must be by token, {shape}, with loss_type 'vespo', which multiplies it over "
             f"the tokens; got {tuple(ratio.shape)}. Use a mode of sampler_ratio that begins with 'token'."
         )
+    if ratio.shape != (batch, 1):
+        raise ValueError(f"importance_sampling_ratio must be {shape} or {(batch, 1)}; got {tuple(ratio.shape)}.")
 
 
 def _policy_term(

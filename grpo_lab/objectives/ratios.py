@@ -1,5 +1,7 @@
 """Ratios of the current policy to the one that sampled, by token and by sequence, and what is made of them."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -81,9 +83,11 @@ def gamma_weights(
         log_sampler_ratio = importance_sampling_ratio.log().clamp(SMALLEST_LOG_WEIGHT, LARGEST_LOG_RATIO)
         log_weight = log_weight + log_sampler_ratio.sum(-1, keepdim=True)
     log_weight = log_weight.clamp(SMALLEST_LOG_WEIGHT, LARGEST_LOG_RATIO)
-    positive = advantages >= 0
-    exponent = torch.where(positive, k[0], k[1])
-    rate = torch.where(positive, decay[0], decay[1])
+    # A where of two Python numbers would round them to fp32, whatever the ratio has.
+    exponent, rate = (
+        torch.full_like(advantages, elsewhere, dtype=log_ratio.dtype).masked_fill(advantages >= 0, positive)
+        for positive, elsewhere in (k, decay)
+    )
     return (rate + exponent * log_weight - rate * log_weight.exp()).exp()
 
 
@@ -109,29 +113,27 @@ def sampler_ratio(
         sampling_per_token_logps: (B, T) float, by the engine that sampled; NaN gives the ratio 1.
         completion_mask: (B, T), 1 counts.
         mode: one of `SAMPLER_MODES`.
-        clip_min: lower bound or `None`.
-        clip_max: upper bound or `None`.
+        clip_min: lower bound, >= 0, or `None`.
+        clip_max: upper bound, > `clip_min`, or `None`.
 
     Returns:
         (B, T) with 1 where masked, unless a bound excludes it, or (B, 1) by sequence.
 
     Raises:
-        ValueError: the mode is unknown.
+        ValueError: the mode is unknown, or the bounds hold no ratio.
 
     Source: IcePop (arXiv 2510.18855) for masking; modes as TRL 1.16's.
     """
     if mode not in SAMPLER_MODES:
         raise ValueError(f"mode must be one of {', '.join(SAMPLER_MODES)}; got {mode!r}.")
+    lowest, highest = (0.0 if clip_min is None else clip_min), (math.inf if clip_max is None else clip_max)
+    if not 0 <= lowest < highest:
+        raise ValueError(f"clip_min and clip_max must be 0 <= clip_min < clip_max; got {clip_min!r} and {clip_max!r}.")
     difference = (old_per_token_logps - sampling_per_token_logps).masked_fill(completion_mask == 0, 0)
     difference = difference.nan_to_num(nan=0.0)
     if mode.startswith("sequence"):
         difference = difference.sum(-1, keepdim=True)
     ratio = difference.exp()
     if mode.endswith("truncate"):
-        return ratio if clip_min is None and clip_max is None else ratio.clamp(clip_min, clip_max)
-    outside = torch.zeros_like(ratio, dtype=torch.bool)
-    if clip_min is not None:
-        outside = outside | (ratio < clip_min)
-    if clip_max is not None:
-        outside = outside | (ratio > clip_max)
-    return ratio.masked_fill(outside, 0)
+        return ratio.clamp(lowest, highest)
+    return ratio.masked_fill((ratio < lowest) | (ratio > highest), 0)

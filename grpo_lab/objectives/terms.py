@@ -63,5 +63,7 @@ def sapo_term(ratio: Tensor, advantages: Tensor, options: PolicyLossOptions) -> 
 
     Source: SAPO (arXiv 2511.20347).
     """
-    temperature = torch.where(advantages > 0, options.sapo_temperature_pos, options.sapo_temperature_neg)
+    # A where of two Python numbers would round them to fp32, whatever the ratio has.
+    temperature = torch.full_like(advantages, options.sapo_temperature_neg, dtype=ratio.dtype)
+    temperature = temperature.masked_fill(advantages > 0, options.sapo_temperature_pos)
     return -4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages

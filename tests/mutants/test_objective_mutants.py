@@ -14,7 +14,11 @@ from tests.objectives import test_advantages as group_checks
 from tests.objectives import test_entropy as entropy_checks
 from tests.objectives import test_parity_with_trl as parity_checks
 from tests.objectives import test_policy_loss as loss_checks
+from tests.objectives import test_properties as property_checks
 from tests.objectives import test_ratios as ratio_checks
+from tests.objectives import test_rloo as rloo_checks
+from tests.objectives import test_rollout_parity_with_trl as rollout_checks
+from tests.objectives import test_worked_objectives as worked_checks
 
 # The package has functions of these modules' names in the modules' places.
 loss = sys.modules["grpo_lab.objectives.policy_loss"]
@@ -25,6 +29,7 @@ scopes = {
 }
 sign = loss_checks.test_clip_by_the_sign_of_the_advantage
 extremes = loss_checks.test_the_extremes_of_the_clip_are_over_sequences
+broadcast = loss_checks.test_what_would_broadcast_in_silence_is_refused
 normalisers = loss_checks.test_normalisers_by_hand
 sequence = loss_checks.test_one_ratio_a_sequence_is_the_geometric_mean
 cispo = loss_checks.test_cispo_bounds_the_weight_and_keeps_every_gradient
@@ -40,8 +45,23 @@ mask_high = partial(ratio_checks.test_worked_numbers, "sequence_mask", (None, 3.
 bonus = partial(
     entropy_checks.test_the_bonus_is_taken_off_the_loss_whatever_divides_it, "dapo", {"num_items_in_batch": 5}, 4
 )
+bounds = partial(ratio_checks.test_bounds_that_hold_no_ratio_are_refused, (-0.1, 1.0))
+exact = loss_checks.test_weights_of_sapo_and_vespo_are_as_exact_as_their_ratios
+rloo_kl = rloo_checks.test_the_kl_is_taken_off_the_clipped_reward
+rloo_loss = rloo_checks.test_the_ratio_is_that_of_the_whole_sequence
+rloo_trl = rloo_checks.test_loss_gradient_and_metrics_of_trl
+corrections = worked_checks.test_worked_numbers_with_every_correction
+# One example, since hypothesis would shrink each failure first.
+one_draw = partial(
+    property_checks.test_order_padding_and_what_masked_places_hold_change_nothing.hypothesis.inner_test,
+    loss_checks.options_of("grpo"), 3, 5, 0, float("nan"),
+)  # fmt: skip
 high_entropy = entropy_checks.test_the_mask_of_high_entropy_spares_the_kl_and_narrows_the_bonus
 controller = entropy_checks.test_the_controller_raises_the_coefficient_at_or_below_the_target
+
+
+worked = worked_checks.test_worked_numbers
+WORKED = worked_checks.CASES
 
 
 def parity(loss_type: str, level: str, **settings: object) -> None:
@@ -66,13 +86,28 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
      group_checks.test_rewards_that_a_function_did_not_give_are_left_out_of_the_sum),
     (advantages, "(centred / (spread(groups)[:, None] + epsilon))", "centred",
      group_checks.test_each_reward_has_the_same_say_where_it_is_normalised_first),
-    (rloo, "- 1\n", "\n", group_checks.test_the_baseline_of_rloo_is_the_mean_of_the_others),
-    (rloo, "rewards - beta * sequence_kl", "rewards + beta * sequence_kl",
-     group_checks.test_rloo_takes_the_kl_off_the_reward),
-    (rloo, "(spread(advantages) + epsilon)", "1.0", group_checks.test_rloo_may_bring_the_batch_to_one_spread),
-    (rloo, "log_ratio.sum(-1).exp()", "log_ratio.mean(-1).exp()", parity_checks.test_rloo_loss_and_gradient),
-    (rloo, "return -torch.min", "return torch.min", parity_checks.test_rloo_loss_and_gradient),
-    (rloo, "1 + epsilon_high)", "1 + epsilon_low)", parity_checks.test_rloo_loss_and_gradient),
+    (advantages, "(summed - summed.nanmean()) / (spread(summed) + epsilon)", "summed",
+     partial(rollout_checks.test_advantages_normalised_before_they_are_summed, "some")),
+    (advantages, "weighted_rewards(torch.stack(normalized, -1), weights)", "torch.stack(normalized, -1).nansum(-1)",
+     partial(rollout_checks.test_advantages_normalised_before_they_are_summed, "all")),
+    (advantages, ".masked_fill(rewards_per_func.isnan().all(-1), torch.nan)", "",
+     partial(rollout_checks.test_group_advantages, "some", "group")),
+    # RLOO
+    (rloo, "- 1\n", "\n", rloo_checks.test_the_baseline_is_the_mean_of_the_others),
+    (rloo, "rewards - beta * sequence_kl", "rewards + beta * sequence_kl", rloo_kl),
+    (rloo, "rewards = rewards.clamp(*reward_clip_range)", "pass", rloo_kl),
+    (rloo, "(old_per_token_logps - ref_per_token_logps)", "(ref_per_token_logps - old_per_token_logps)",
+     partial(rollout_checks.test_rloo_advantages, "some", {"beta": 0.1})),
+    (rloo, ".masked_fill(completion_mask == 0, 0)", "",
+     rloo_checks.test_the_kl_of_a_sequence_is_summed_over_counted_tokens),
+    (rloo, "(spread(advantages) + epsilon)", "1.0", rloo_checks.test_the_batch_may_be_brought_to_one_spread),
+    (rloo, "log_ratio.sum(-1).exp()", "log_ratio.mean(-1).exp()", rloo_loss),
+    (rloo, "loss = -torch.min", "loss = torch.min", rloo_loss),
+    (rloo, "1 + epsilon_high)\n    loss", "1 + epsilon_low)\n    loss", rloo_trl),
+    (rloo, "(ratio < 1 - epsilon_low) & (advantages < 0)", "(ratio < 1 - epsilon_low) & (advantages > 0)", rloo_loss),
+    (rloo, "(ratio > 1 + epsilon_high) & (advantages > 0)", "ratio > 1 + epsilon_low", rloo_trl),
+    (rloo, "per_token_logps.masked_fill(~mask, 0) - ", "per_token_logps - ",
+     rloo_checks.test_no_counted_token_gives_no_gradient_whatever_the_places_hold),
     # terms
     (terms, "return -torch.min(bounded", "return torch.min(bounded", sign),
     (terms, "return -torch.min(bounded", "return -torch.max(bounded", sign),
@@ -84,7 +119,9 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (terms, "return -ratio.clamp(max=epsilon_high).detach()", "return -ratio.clamp(max=epsilon_high)", cispo),
     (terms, "return -ratio.clamp(max=epsilon_high)", "return -ratio.clamp(max=1 + epsilon_high)", cispo),
     (terms, "return -ratio.clamp(max=epsilon_high)", "return ratio.clamp(max=epsilon_high)", cispo),
-    (terms, "torch.where(advantages > 0,", "torch.where(advantages < 0,", sapo),
+    (terms, ".masked_fill(advantages > 0,", ".masked_fill(advantages < 0,", sapo),
+    (terms, "options.sapo_temperature_neg, dtype=ratio.dtype)", "options.sapo_temperature_neg, dtype=torch.float32)",
+     exact),
     (terms, "-4 / temperature", "-4", sapo),
     (terms, "(ratio - 1)) * advantages", "ratio) * advantages", sapo),
     # ratios
@@ -98,15 +135,20 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
      "drift = (per_token_logps.detach() - sampling_per_token_logps)", off_policy),
     (ratios, "drift.sum(-1, keepdim=True) / completion_mask.sum(-1, keepdim=True).clamp(min=1)",
      "drift.sum(-1, keepdim=True)", off_policy),
-    (ratios, "torch.where(positive, k[0], k[1])", "torch.where(positive, k[1], k[0])", vespo),
-    (ratios, "torch.where(positive, decay[0], decay[1])", "torch.where(positive, decay[1], decay[0])", vespo),
+    (ratios, "masked_fill(advantages >= 0, positive)", "masked_fill(advantages < 0, positive)", vespo),
+    (ratios, "masked_fill(advantages >= 0, positive)", "masked_fill(advantages > 0, positive)",
+     partial(loss_checks.test_vespo_weights_a_sequence_by_its_whole_ratio, 0.0, 16 * 2.718281828459045**-9)),
+    (ratios, "for positive, elsewhere in (k, decay)", "for positive, elsewhere in (decay, k)", vespo),
+    (ratios, "elsewhere, dtype=log_ratio.dtype)", "elsewhere, dtype=torch.float32)", exact),
+    (ratios, "@torch.no_grad()\n", "", vespo),
     (ratios, "(rate + exponent * log_weight", "(exponent * log_weight", vespo),
     (ratios, "LARGEST_LOG_RATIO).sum(-1, keepdim=True)\n    if", "LARGEST_LOG_RATIO).mean(-1, keepdim=True)\n    if",
      vespo),
     (ratios, "log_weight = log_weight + log_sampler_ratio.sum(-1, keepdim=True)", "pass", vespo_sampler),
-    (ratios, "ratio.clamp(clip_min, clip_max)", "ratio.clamp(max=clip_max)", truncate),
-    (ratios, "outside = outside | (ratio < clip_min)", "pass", mask_low),
-    (ratios, "outside = outside | (ratio > clip_max)", "pass", mask_high),
+    (ratios, "ratio.clamp(lowest, highest)", "ratio.clamp(max=highest)", truncate),
+    (ratios, "(ratio < lowest) | (ratio > highest)", "ratio > highest", mask_low),
+    (ratios, "(ratio < lowest) | (ratio > highest)", "ratio < lowest", mask_high),
+    (ratios, "if not 0 <= lowest < highest:", "if not lowest < highest:", bounds),
     (ratios, "difference = (old_per_token_logps - sampling_per_token_logps)",
      "difference = (sampling_per_token_logps - old_per_token_logps)", truncate),
     (ratios, "difference = difference.nan_to_num(nan=0.0)", "pass", truncate),
@@ -137,6 +179,13 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
             ("losses.sum(-1).mean()", "luspo"),
         )
     ),
+    *((loss, "mask = completion_mask != 0", "mask = completion_mask == completion_mask", partial(worked, *case))
+      for case in WORKED),
+    *((aggregation, "losses = torch.where(mask, per_token_loss, 0)", "losses = -torch.where(mask, per_token_loss, 0)",
+       partial(worked, *case)) for case in WORKED),
+    (aggregation, "(losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean()", "losses.mean()", partial(worked, *WORKED[8])),
+    (aggregation, 'if loss_type in ("grpo", "sapo"):', 'if loss_type in ("grpo", "sapo", "luspo"):',
+     partial(worked, *WORKED[5])),
     # the whole
     (loss, "old_logps = (x.masked_fill(~mask, 0) for", "old_logps = (x for", masked),
     (loss, "ref_per_token_logps.masked_fill(~mask, 0)", "ref_per_token_logps", masked),
@@ -169,6 +218,24 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (loss, "log_ratio = logps - old_logps", "log_ratio = (logps - old_logps).detach()", sign),
     (options, 'if self.loss_type == "cispo" and self.epsilon_high < 1:', "if False:",
      partial(loss_checks.test_options_out_of_range_are_refused_by_name, {"loss_type": "cispo"}, "epsilon_high")),
+    (options, 'self.importance_sampling_level == "sequence" and', "False and",
+     partial(loss_checks.test_ratios_by_sequence_in_a_sum_over_tokens_are_told, "dapo")),
+    (options, "not self.delta > 1 + self.epsilon_high", "not self.delta > 1",
+     partial(loss_checks.test_options_out_of_range_are_refused_by_name, {"delta": 1.2}, "delta")),
+    (loss, "if tensor is not None and tensor.shape != shape:", "if False:",
+     partial(broadcast, "old_per_token_logps", (2, 1), "old_per_token_logps")),
+    (loss, "if advantages.shape not in ((batch,), shape):", "if False:", partial(broadcast, "advantages", (1,), "adv")),
+    (loss, "if ratio.shape != (batch, 1):", "if False:",
+     partial(broadcast, "importance_sampling_ratio", (2,), "importance_sampling_ratio")),
+    (loss, 'if options.loss_type == "vespo":\n        raise', "if False:\n        raise", vespo_sampler),
+    # the order of operations
+    (loss, "per_token_loss = per_token_loss + options.beta * per_token_kl",
+     "per_token_loss = (per_token_loss + options.beta * per_token_kl) * bonus_mask", high_entropy),
+    (loss, "per_token_loss = per_token_loss * keep", "pass", corrections),
+    (loss, "per_token_loss = per_token_loss * importance_sampling_ratio", "pass", corrections),
+    (loss, "entropies.detach(), mask, options.top_entropy_quantile", "entropies.detach(), mask, 1.0", corrections),
+    (loss, "(x.masked_fill(~mask, 0) for", "(x for", one_draw),
+    (loss, "mask = completion_mask != 0", "mask = completion_mask == completion_mask", one_draw),
 ]  # fmt: skip
 
 

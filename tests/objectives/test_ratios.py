@@ -42,6 +42,12 @@ def test_an_unknown_mode_is_refused():
         sampler_ratio(OLD, SAMPLING, MASK, mode="mask")
 
 
+@pytest.mark.parametrize("bounds", [(2.0, 1.0), (1.0, 1.0), (-0.1, 1.0), (math.nan, 1.0)])
+def test_bounds_that_hold_no_ratio_are_refused(bounds: tuple[float, float]):
+    with pytest.raises(ValueError, match=rf"must be 0 <= clip_min < clip_max; got {bounds[0]} and {bounds[1]}"):
+        sampler_ratio(OLD, SAMPLING, MASK, mode="token_mask", clip_min=bounds[0], clip_max=bounds[1])
+
+
 def test_vespos_weight_stays_finite_for_any_ratio():
     log_ratio = torch.tensor([[300.0, 300.0], [-300.0, -300.0], [30.0, -30.0]])
     phi = gamma_weights(torch.ones(3, 1), log_ratio, None, k=(2.0, 3.0), decay=(3.0, 2.0))
