@@ -1,10 +1,10 @@
 """Time, memory and error of the LM head's implementations on one CUDA GPU, one CSV row a case.
 
-    python benchmarks/head.py --commit $(git rev-parse --short HEAD) --output benchmarks/results/head.csv
+    python benchmarks/head.py
 
 A row is the median of five passes over N tokens: `head` says whether the pass is the forward alone, or
 forward and backward of a clipped GRPO loss with the head frozen or trainable. `extra_mib` is the peak above
-inputs and the hidden states' own gradient; `floor_ms` is what the matrix products that cannot be avoided take
+the inputs (rows of commit f112c4b leave out one N x H buffer, but for `forward`); `floor_ms` is what the matrix products that cannot be avoided take
 on this card, each timed alone in bf16. Errors are against fp64 on the first 256 tokens. `trl` is there where
 TRL can be imported.
 """
@@ -28,6 +28,7 @@ from torch.nn import functional
 # The script runs from a checkout, installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.commit import described_commit
 from grpo_lab import kernels, objectives
 
 TOKENS, REFERENCE_TOKENS, REPEATS = 16_384, 256, 5
@@ -190,8 +191,6 @@ def measure(problem: Problem, score: Score, head: str) -> dict[str, float | None
     before = torch.cuda.memory_allocated()
     problem.run(score, head)
     extra = torch.cuda.max_memory_allocated() - before
-    if head != "forward":
-        extra -= problem.hidden_states.nbytes
     return {
         "time_ms": round(median_ms(lambda: problem.run(score, head)), 2),
         "extra_mib": round(extra / MIB, 1),
@@ -203,7 +202,7 @@ def measure(problem: Problem, score: Score, head: str) -> dict[str, float | None
 def main() -> None:
     """Measure every shape, head and implementation; append to the CSV and print each row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", required=True, help="of the code that is measured")
+    parser.add_argument("--commit", default=described_commit(), help="of the code, if not the checkout's")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/head.csv"))
     arguments = parser.parse_args()
     names = list(Row.__dataclass_fields__)

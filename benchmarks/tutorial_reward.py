@@ -9,7 +9,6 @@ The last line says whether each seed rose by 0.20 or more within 300 s; the exit
 
 import argparse
 import csv
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import torch
 # The script runs from a checkout, installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.commit import described_commit
 from grpo_lab import Run, RunConfig
 
 LEAST_RISE = 0.20
@@ -59,13 +59,6 @@ def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"cpu, {torch.get_num_threads()} threads"
-
-
-def described_commit() -> str:
-    """The checkout's commit, with `-dirty` where a tracked file differs from it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    folder = Path(__file__).parent
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(seed: int, commit: str) -> Row:

@@ -55,7 +55,7 @@ def doctor(folder: Path | None = None) -> list[Finding]:
 def _torch() -> Iterator[Finding]:
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # an OSError where a library that torch loads is missing
         yield Finding("torch", "missing", f"cannot be imported ({error}). Run python3 lab.py again.")
         return
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -113,15 +113,17 @@ def _wandb() -> Finding:
     if mode := os.environ.get("WANDB_MODE"):
         return Finding("wandb", "ok", f"{found}, WANDB_MODE is {mode!r}")
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    if "WANDB_API_KEY" in os.environ or (netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace")):
+    if os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace")):
         return Finding("wandb", "ok", f"{found}, an API key is stored: runs go online where the server answers")
     return Finding("wandb", "ok", f"{found}, no API key: runs are offline; to store one: wandb login")
 
 
 def _disk(folder: Path) -> Finding:
     free_gib = shutil.disk_usage(folder).free / GIB
-    text = f"{free_gib:.0f} GiB free for runs in {folder}"
-    return Finding("disk", "ok" if free_gib >= 1 else "note", text)
+    text = f"{free_gib:.1f} GiB free for runs in {folder}"
+    if free_gib >= 1:
+        return Finding("disk", "ok", text)
+    return Finding("disk", "note", f"{text}. Free space, or give runs another --output-dir.")
 
 
 def main() -> int:

@@ -44,6 +44,7 @@ def test_values_have_the_type_of_their_setting() -> None:
         (["--temperature=0"], "temperature must be > 0"),
         (["--model=no/such/model/anywhere"], "no/such/model/anywhere"),
         (["--task=no_such_file.jsonl"], "no_such_file.jsonl"),
+        (["--device=gpu"], "device must be cpu, cuda or cuda:NUMBER; got 'gpu'"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_line(
@@ -55,6 +56,16 @@ def test_settings_that_cannot_be_used_are_one_line(
     assert message in line
     assert "Traceback" not in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_wandb_mode_that_is_none_ends_before_the_model_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "shared")
+    monkeypatch.setattr("grpo_lab.training.run.build_trainer", None)
+    assert main(["train", *[option for option in SMALL if "wandb" not in option], f"--output-dir={tmp_path}"]) == 2
+    assert "WANDB_MODE must be one of online, offline, disabled; got 'shared'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,15 @@ def test_a_torch_that_cannot_be_imported_is_missing(monkeypatch):
     assert [finding.level for finding in doctor._torch()] == ["missing"]
 
 
+def test_a_torch_that_lacks_a_library_is_missing(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    (finding,) = doctor._torch()
+    assert finding.level == "missing"
+    assert "libcudart.so.12" in finding.text
+
+
 def test_a_package_that_is_absent_is_missing(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None if name == "trl" else "1.0")
     assert [finding.topic for finding in doctor._packages() if finding.level == "missing"] == ["trl"]

@@ -43,6 +43,8 @@ def check_shapes(states: tuple[Tensor, ...], head: Head, completion_ids: Tensor,
             f"weight must be a whole (V, H) float matrix; got shape {tuple(weight.shape)}, {weight.dtype}. "
             "A sharded weight is gathered and a quantised one dequantised before it comes here."
         )
+    if completion_ids.is_floating_point() or completion_ids.is_complex() or completion_ids.dtype == torch.bool:
+        raise ValueError(f"completion_ids must be integers; got {completion_ids.dtype}.")
     if completion_ids.dim() == 0 or hidden_states.shape != (*completion_ids.shape, weight.size(1)):
         raise ValueError(
             f"hidden_states must be (..., {weight.size(1)}) with completion_ids (...), at least one axis; "

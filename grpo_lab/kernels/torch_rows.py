@@ -41,7 +41,9 @@ def row_statistics(tile: Tensor, targets: Tensor, options: HeadOptions) -> tuple
     log_normalizers = z.logsumexp(-1)
     logps = z.gather(-1, targets[:, None]).squeeze(-1) - log_normalizers
     z.sub_(log_normalizers[:, None])
-    entropies = -z.exp().mul_(z).sum(-1)
+    p = z.exp()
+    # 0 times the infinity of an entry that cannot be is 0.
+    entropies = -p.mul_(z.masked_fill_(p == 0, 0)).sum(-1)
     return logps, log_normalizers, entropies
 
 
@@ -78,7 +80,7 @@ def row_derivatives(
         assert logp_coefficients is not None, "a derivative has a coefficient"
         gradient *= -logp_coefficients[:, None]
     else:
-        factor = log_p.add_(entropies[:, None]).mul_(-entropy_coefficients[:, None])
+        factor = log_p.masked_fill_(gradient == 0, 0).add_(entropies[:, None]).mul_(-entropy_coefficients[:, None])
         gradient *= factor if logp_coefficients is None else factor.sub_(logp_coefficients[:, None])
     if logp_coefficients is not None:
         gradient.scatter_add_(-1, targets[:, None], logp_coefficients[:, None])

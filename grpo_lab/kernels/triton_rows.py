@@ -46,7 +46,8 @@ def _statistics_kernel(
         b_e = tl.where(m_v, tl.exp(b_z - m_new), 0.0)
         rescale = tl.exp(m - m_new)
         s = s * rescale + tl.sum(b_e, axis=0)
-        w = w * rescale + tl.sum(b_e * b_z, axis=0)
+        # 0 times the infinity of an entry that cannot be is 0.
+        w = w * rescale + tl.sum(tl.where(b_e > 0, b_e * b_z, 0.0), axis=0)
         m = m_new
     log_normalizer = m + tl.log(s)
     target = tl.load(p_targets + i_row)
@@ -83,7 +84,7 @@ def _derivatives_kernel(
         if HAS_LOGP:
             b_gradient += c_logp * (tl.where(o_v == target, 1.0, 0.0) - b_p)
         if HAS_ENTROPY:
-            b_gradient -= c_entropy * b_p * (b_logp + entropy)
+            b_gradient -= c_entropy * tl.where(b_p > 0, b_p * (b_logp + entropy), 0.0)
         b_gradient *= logit_scale * inv_temperature
         if HAS_CAP:
             b_tanh = b_z / (soft_cap * inv_temperature)

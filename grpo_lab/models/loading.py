@@ -66,7 +66,7 @@ def load_model(
         model, report = AutoModelForCausalLM.from_pretrained(
             source, dtype=weights_dtype, local_files_only=isinstance(source, Path), output_loading_info=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         # The tracebacks of the libraries run over pages; the first line of their message says what happened.
         raise ValueError(f"{_where(name_or_path, source)} cannot be loaded: {reason} {_CHOICES}") from None

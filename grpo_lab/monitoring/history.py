@@ -95,6 +95,7 @@ class History:
             `steps`, `reward_first`, `reward_last`, `seconds` and `peak_mib`; what was not measured is absent.
         """
         steps, rewards = self.series("reward")
+        _, seconds = self.series("time_s")
         _, peaks = self.series("memory/peak_mib")
         summary: dict[str, float] = {}
         if rewards:
@@ -102,7 +103,8 @@ class History:
             summary["steps"] = steps[-1]
             summary["reward_first"] = sum(rewards[:count]) / count
             summary["reward_last"] = sum(rewards[-count:]) / count
-            summary["seconds"] = self.rows[-1]["time_s"]
+        if seconds:
+            summary["seconds"] = seconds[-1]
         if peaks:
             summary["peak_mib"] = max(peaks)
         return summary

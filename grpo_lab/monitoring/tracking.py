@@ -135,10 +135,7 @@ def open_tracker(
     Raises:
         ValueError: `mode`, or `WANDB_MODE` in its place, is not a mode.
     """
-    asked = mode or _mode_of_environment()
-    if asked not in {None, *_MODES}:
-        source = "mode" if mode else "WANDB_MODE"
-        raise ValueError(f"{source} must be one of {', '.join(_MODES)}; got {asked!r}.")
+    asked = asked_mode(mode)
     if asked == "disabled":
         return Tracker(None, "disabled", "Weights & Biases: off")
     try:
@@ -175,6 +172,25 @@ def open_tracker(
         return Tracker(None, "disabled", f"Weights & Biases: not recording ({_first_line(error)})")
     files = shlex.quote(str(Path(run.dir).parent))
     return Tracker(run, "offline", f"Weights & Biases: offline ({reason}); to upload: wandb sync {files}")
+
+
+def asked_mode(mode: Mode | None) -> Mode | None:
+    """The mode that is asked for: `mode`, else `WANDB_MODE`, else `None`.
+
+    Args:
+        mode: the caller's, or `None`.
+
+    Returns:
+        A mode or `None`.
+
+    Raises:
+        ValueError: it is no mode; the message says where it came from.
+    """
+    asked = mode or _mode_of_environment()
+    if asked not in {None, *_MODES}:
+        source = "mode" if mode else "WANDB_MODE"
+        raise ValueError(f"{source} must be one of {', '.join(_MODES)}; got {asked!r}.")
+    return asked
 
 
 def _mode_of_environment() -> Mode | None:

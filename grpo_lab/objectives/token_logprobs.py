@@ -60,5 +60,7 @@ def per_token_logps(
         logps = all_logps.gather(-1, ids[..., None]).squeeze(-1).masked_fill(~mask, 0)
         if not return_entropies:
             return logps, None
-        entropies = -(all_logps.exp() * all_logps).sum(-1).masked_fill(~mask, 0)
+        # 0 times the infinity of an entry that cannot be is 0, in its gradient too.
+        possible = all_logps.masked_fill(all_logps == -torch.inf, 0)
+        entropies = -(all_logps.exp() * possible).sum(-1).masked_fill(~mask, 0)
         return logps, entropies

@@ -45,8 +45,13 @@ def load_gsm8k(path_or_id: str | Path = HUB_ID, split: str = "train") -> Dataset
     path = Path(path_or_id)
     if path.suffix in {".jsonl", ".json"} or path.exists() or not _HUB_ID.fullmatch(str(path_or_id)):
         return Dataset.from_list(_read_jsonl(_split_file(path, split)))
-    rows = _read_hub(str(path_or_id), split)
-    return Dataset.from_list([task_row(row["question"], row["answer"]) for row in rows])
+    rows = []
+    for number, row in enumerate(_read_hub(str(path_or_id), split), start=1):
+        try:
+            rows.append(_checked_row(row))
+        except ValueError as error:
+            raise ValueError(f"{path_or_id}, {split} split, row {number}: {error}") from None
+    return Dataset.from_list(rows)
 
 
 def task_row(question: str, solution: str) -> dict[str, Any]:
@@ -112,6 +117,10 @@ def _read_row(line: str) -> dict[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1}).") from None
+    return _checked_row(row)
+
+
+def _checked_row(row: Any) -> dict[str, Any]:
     columns = list(row) if isinstance(row, dict) else []
     missing = [name for name in _COLUMNS if name not in columns]
     if missing:

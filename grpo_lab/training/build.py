@@ -52,12 +52,15 @@ def torch_device(config: RunConfig) -> torch.device:
         The device.
 
     Raises:
-        RunConfigError: CUDA was asked for and there is none.
+        RunConfigError: `device` names none, or CUDA was asked for and there is none.
     """
     if config.device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     else:
-        device = torch.device(config.device)
+        try:
+            device = torch.device(config.device)
+        except RuntimeError:
+            raise RunConfigError(f"device must be cpu, cuda or cuda:NUMBER; got {config.device!r}.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunConfigError(f"device is {config.device!r}, but torch sees no CUDA device here. Use device='cpu'.")
     # The training thread makes this device current, which takes an index.

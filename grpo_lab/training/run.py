@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import set_seed
 
-from grpo_lab.monitoring import History, MemoryMeter, Tracker, open_tracker
+from grpo_lab.monitoring import History, MemoryMeter, Tracker, asked_mode, open_tracker
 from grpo_lab.training.answers import generate_answers
 from grpo_lab.training.build import build_trainer, torch_device, without_renaming_warnings
 from grpo_lab.training.config import RunConfig
@@ -80,6 +80,10 @@ class Run:
         self._thread: threading.Thread | None = None
         self._rollouts_recorded = 0
         self._steering = Steering(config.chunk_size)
+        try:
+            asked_mode(config.wandb_mode)
+        except ValueError as error:
+            raise RunConfigError(str(error)) from None
         meter = MemoryMeter(torch_device(config))
         self.memory_label = meter.label
         # The model and data come first: a run that cannot begin leaves no folder behind.

@@ -65,6 +65,7 @@ class Dashboard:
         self._order = "lowest"
         self._held = False
         self._slider_place = widgets.HBox([self._make_slider()])
+        self._replaced: tuple[widgets.SelectionSlider, ...] = ()
         pause = _button("Pause or go on", "pause", "hold at the next step boundary, or end the pause", self._pause)
         stop = _button("Stop", "stop", "end at the next step boundary, with a checkpoint", run.stop)
         turn = _button("Lowest or highest reward first", "sort", "order of the completions", self._turn_order)
@@ -100,6 +101,11 @@ class Dashboard:
         self._run.chunk_size = value
         # While a cell awaits, ipykernel 7.4 reports no end of a widget's message, and ipywidgets 8 sends a model's
         # second change only after the end of its first. A slider of its own for each change is always at its first.
+        # The one before is closed a change later, since none may be closed within its own message.
+        for slider in self._replaced:
+            for widget in (slider.layout, slider.style, slider):
+                widget.close()
+        self._replaced = self._slider_place.children
         self._slider_place.children = [self._make_slider()]
 
     def _pause(self) -> None:

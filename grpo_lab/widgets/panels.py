@@ -56,6 +56,22 @@ class Panel:
     right: Line | None = None
     right_unit: str = ""
 
+    @property
+    def axis(self) -> tuple[float, float]:
+        """Ends of the left axis: `limits`, or 0 and every value with its spread, and a little room beyond them."""
+        if self.limits:
+            return self.limits
+        ends = [0.0]
+        for line in self.lines:
+            spread = line.spread or [0.0] * len(line.values)
+            for value, around in zip(line.values, spread, strict=True):
+                ends += [value - around, value + around]
+        low, high = min(ends), max(ends)
+        if high == low:
+            return low, low + 1
+        room = 0.08 * (high - low)
+        return (low - room if low < 0 else 0.0), (high + room if high > 0 else 0.0)
+
 
 def _line(history: History, metric: str, name: str, color: str, **options: object) -> list[Line]:
     steps, values = history.series(metric)

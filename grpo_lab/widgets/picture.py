@@ -51,10 +51,8 @@ def _draw(axes: Axes, panel: Panel, total_steps: int) -> None:
             axes.fill_between(
                 line.steps, [v - s for v, s in pairs], [v + s for v, s in pairs], color=line.color, alpha=0.15
             )
-    if panel.limits:
-        axes.set_ylim(*panel.limits)
-    elif panel.lines:
-        axes.set_ylim(bottom=0)
+    if panel.limits or panel.lines:
+        axes.set_ylim(*panel.axis)
     if panel.right:
         _draw_right(axes, panel.right, panel.right_unit)
     if panel.lines:

@@ -1,7 +1,7 @@
 """Panels drawn as SVG text: no front-end code, one string that a page reload brings back by itself."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from itertools import pairwise
 
@@ -29,10 +29,7 @@ class _Frame:
     """From steps and values to pixels."""
 
     def __init__(self, panel: Panel, total_steps: int) -> None:
-        lows = [v - s for line in panel.lines for v, s in zip(line.values, _spread(line), strict=True)]
-        highs = [v + s for line in panel.lines for v, s in zip(line.values, _spread(line), strict=True)]
-        low, high = panel.limits or (min([0.0, *lows]), max(highs, default=1.0) * 1.08)
-        self.low, self.high = low, high if high > low else low + 1
+        self.low, self.high = panel.axis
         self.last_step = axis_end(max((line.steps[-1] for line in panel.lines), default=0), total_steps)
         right = panel.right.values if panel.right else [1.0]
         self.right_low = math.floor(math.log2(min(right))) - 0.5
@@ -48,10 +45,6 @@ class _Frame:
     def y_right(self, value: float) -> float:
         part = (math.log2(value) - self.right_low) / (self.right_high - self.right_low)
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * part
-
-
-def _spread(line: Line) -> Sequence[float]:
-    return line.spread or [0.0] * len(line.values)
 
 
 def panel_svg(panel: Panel, total_steps: int) -> str:

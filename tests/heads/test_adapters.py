@@ -163,7 +163,8 @@ def test_a_low_precision_model_with_adapters_in_fp32(dtype: torch.dtype, autocas
     check_head(model)
     with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
         difference = head_logps(model) - own_logps(model)
-    assert difference.abs().max() < 0.2 if autocast or dtype == torch.bfloat16 else 1e-5
+    rounded = autocast or dtype == torch.bfloat16
+    assert difference.abs().max() < (0.2 if rounded else 1e-5)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

@@ -183,9 +183,11 @@ def test_an_entry_that_cannot_be_adds_nothing():
     case.bias[30:] = -torch.inf
     case.completion_ids.clamp_(max=29)
     cut = replace(case, weight=case.weight[:30].detach(), bias=case.bias[:30].detach())
+    expected = specification(of_logps_alone(cut))
     for implementation in IMPLEMENTATIONS:
-        result = scores(case, implementation, vocabulary_tile=8)
-        assert worst_error(result, specification(of_logps_alone(cut))) < 3e-6
+        assert worst_error(scores(case, implementation, vocabulary_tile=8), expected) < 3e-6
+        assert worst_error(scores(of_logps_alone(case), implementation), expected) < 3e-6
+    assert worst_error(specification(of_logps_alone(case)), expected) < 1e-12
 
 
 @each_implementation
@@ -521,6 +523,7 @@ def test_bias_gradient_of_one_token(implementation: str):
         ({"completion_ids": torch.zeros(4, dtype=torch.int64)}, "hidden_states must be"),
         ({"completion_ids": torch.tensor(0), "hidden_states": torch.zeros(2)}, "at least one axis"),
         ({"weight": torch.zeros(3, 4)}, "hidden_states must be"),
+        ({"completion_ids": torch.zeros(5)}, "completion_ids must be integers; got torch.float32"),
         ({"low_rank": (torch.zeros(5, 2), torch.zeros(4, 2))}, r"low_rank must be .* weight \(3, r\); got \(5, 2\)"),
         ({"low_rank": (torch.zeros(5, 1), torch.zeros(3, 2))}, r"got \(5, 1\) and \(3, 2\)"),
         ({"vocabulary_scale": torch.zeros(2)}, r"vocabulary_scale must be \(3,\); got \(2,\)"),

@@ -162,6 +162,13 @@ def test_missing_weights_are_not_filled_with_random_numbers(llama: Path):
         load_model(llama)
 
 
+def test_weights_of_another_shape_are_told(llama: Path):
+    config = json.loads((llama / "config.json").read_text("utf-8"))
+    (llama / "config.json").write_text(json.dumps(config | {"hidden_size": 64}), "utf-8")
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*It can be a preset"):
+        load_model(llama)
+
+
 def test_a_folder_with_a_presets_name_is_reached_by_its_path(llama: Path, monkeypatch):
     shutil.move(llama, llama.with_name("tiny"))
     monkeypatch.chdir(llama.parent)

@@ -185,6 +185,7 @@ def test_the_shipped_recipe_is_the_default_one():
 def test_the_card_says_what_the_record_of_its_making_says():
     facts = json.loads((TINY / "recipe.json").read_text("utf-8"))
     card = (TINY / "README.md").read_text("utf-8")
+    front_page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     recipe = Recipe(**facts["recipe"])
     for words in (
         f"A Llama of {facts['parameters']:,} parameters ({recipe.layers} layers, hidden size {recipe.hidden_size}",
@@ -198,6 +199,8 @@ def test_the_card_says_what_the_record_of_its_making_says():
         *(f"({share:.0%})" for share in make_tiny.HABITS.values()),
     ):
         assert words in card
+    scores = f"{facts['accuracy_sampled']:.1%} of sampled and {facts['accuracy_greedy']:.0%} of greedy answers"
+    assert f"{scores} to {facts['scored_problems']:,} unseen problems" in front_page
 
 
 def test_the_shipped_model_starts_where_its_card_says():

@@ -53,6 +53,15 @@ def test_values_of_other_kinds_become_plain_and_nan_becomes_null(tmp_path: Path)
     assert history.series("nan") == ([], [])
 
 
+def test_a_summary_leaves_out_what_was_not_measured() -> None:
+    history = History()
+    history.append({"step": 1, "reward": 0.5})
+    assert history.summary() == {"steps": 1, "reward_first": 0.5, "reward_last": 0.5}
+    history.append({"step": 2, "reward": 1.0, "time_s": 3.0})
+    history.append({"step": 2, "eval_reward": 1.0})
+    assert history.summary() == {"steps": 2, "reward_first": 0.75, "reward_last": 0.75, "seconds": 3.0}
+
+
 def test_a_row_is_what_it_was_when_it_was_added() -> None:
     history = History()
     row = {"step": 1, "loss": 0.5}

@@ -88,7 +88,9 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (torch_rows, "gradient *= -logp_coefficients", "gradient *= logp_coefficients", without_entropy),
     (torch_rows, "factor.sub_(logp_coefficients", "factor.add_(logp_coefficients", torch_head),
     (torch_rows, "mul_(-entropy_coefficients", "mul_(entropy_coefficients", torch_head),
-    (torch_rows, "entropies = -z.exp()", "entropies = z.exp()", torch_head),
+    (torch_rows, "entropies = -p.mul_(", "entropies = p.mul_(", torch_head),
+    (torch_rows, "z.masked_fill_(p == 0, 0)", "z", impossible_entry),
+    (torch_rows, "log_p.masked_fill_(gradient == 0, 0).add_", "log_p.add_", impossible_entry),
     (torch_rows, "gradient.scatter_add_(-1, targets[:, None], logp_coefficients[:, None])", "pass", torch_head),
     (torch_rows, "z.logsumexp(-1)", "z.logsumexp(0)", square_tile),
     # the same in Triton

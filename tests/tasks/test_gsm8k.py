@@ -132,6 +132,21 @@ def test_the_hub_is_asked_for_the_main_config(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [(HUB_ID, "main", "test"), ("someone/their-data", "main", "train")]
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "t"}, "someone/their-data, train split, row 2: no column question and answer; it has text"),
+        (ROW | {"answer": "who knows"}, "someone/their-data, train split, row 2: the answer must end with a line"),
+    ],
+)
+def test_a_row_of_the_hub_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [ROW, row])
+    with pytest.raises(ValueError, match=message):
+        load_task("someone/their-data")
+
+
 def test_a_hub_out_of_reach_is_told_with_the_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*_: str, split: str) -> datasets.Dataset:
         raise ConnectionError(f"Couldn't reach the Hub\nfor {split}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipywidgets import Widget
 
 from grpo_lab.widgets import Dashboard
 from grpo_lab.widgets import dashboard as dashboard_module
@@ -198,6 +199,10 @@ def test_the_slider_offers_powers_of_two_and_sets_the_run():
     assert next_slider.value == 64
     next_slider.value = 128
     assert run.chunk_size == 128
+    alive = len(Widget.widgets)
+    for size in (256, 512, 1024) * 5:
+        controls(dashboard)[0].value = size
+    assert len(Widget.widgets) == alive
 
 
 def test_a_chunk_size_that_is_no_power_of_two_is_on_the_slider():

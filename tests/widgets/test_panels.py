@@ -59,6 +59,30 @@ def test_a_spread_that_lacks_a_step_is_no_band():
 
 
 @pytest.mark.parametrize(
+    ("values", "spread", "ends"),
+    [
+        ([1.0, 2.0], [], (0, 2.16)),
+        ([-0.6, -0.2], [], (-0.648, 0)),
+        ([-0.5, 0.5], [], (-0.58, 0.58)),
+        ([1.0], [0.5], (0, 1.62)),
+        ([0.1], [0.3], (-0.248, 0.448)),
+        ([0.0], [], (0, 1)),
+        ([], [], (0, 1)),
+    ],
+)
+def test_an_axis_holds_0_and_every_value_with_its_spread(values, spread, ends):
+    line = Line("n", list(range(1, len(values) + 1)), values, "red", spread=spread)
+    assert Panel("t", "", [line]).axis == pytest.approx(ends)
+
+
+def test_the_picture_draws_negative_values_the_right_way_up():
+    line = Line("rising", [1, 2], [-0.9, -0.1], "#ff0000")
+    image = pixels(panels_png([Panel("t", "", [line]), EMPTY, EMPTY, EMPTY], 2, "h"))
+    rows, columns = np.nonzero(np.abs(image - [1, 0, 0]).max(axis=-1) < 0.2)
+    assert rows[columns.argmax()] < rows[columns.argmin()] - 100  # row 0 is the top
+
+
+@pytest.mark.parametrize(
     ("step", "total", "end"),
     [(0, 1, 2), (0, 400, 20), (20, 400, 50), (99, 400, 100), (100, 400, 200), (400, 400, 400), (30, 20, 30)],
 )
@@ -138,6 +162,12 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], object]]] = [
      test_values_have_the_unit_and_the_name_of_their_panel),
     (panels, "factor * power > step", "factor * power >= step",
      lambda: test_the_step_axis_ends_ahead_of_the_run(20, 400, 50)),
+    (panels, "ends += [value - around, value + around]", "ends += [value + around]",
+     lambda: test_an_axis_holds_0_and_every_value_with_its_spread([0.1], [0.3], (-0.248, 0.448))),
+    (panels, "ends = [0.0]", "ends = []",
+     lambda: test_an_axis_holds_0_and_every_value_with_its_spread([1.0, 2.0], [], (0, 2.16))),
+    (picture, "axes.set_ylim(*panel.axis)", "axes.set_ylim(bottom=0)",
+     test_the_picture_draws_negative_values_the_right_way_up),
     (picture, "axes.plot(line.steps, line.values", "axes.plot(line.steps, line.values[::-1]",
      test_the_picture_draws_later_steps_further_right_and_higher_values_higher),
     (picture, "right.plot(line.steps, line.values", "right.plot([], []",
