@@ -46,6 +46,9 @@ bonus = partial(
     entropy_checks.test_the_bonus_is_taken_off_the_loss_whatever_divides_it, "dapo", {"num_items_in_batch": 5}, 4
 )
 bounds = partial(ratio_checks.test_bounds_that_hold_no_ratio_are_refused, (-0.1, 1.0))
+drift = ratio_checks.test_the_drift_of_a_sequence_is_a_mean_over_its_own_tokens
+finite = ratio_checks.test_vespos_weight_stays_finite_for_any_ratio
+never = loss_checks.test_an_advantage_of_zero_is_never_counted_as_clipped
 exact = loss_checks.test_weights_of_sapo_and_vespo_are_as_exact_as_their_ratios
 rloo_kl = rloo_checks.test_the_kl_is_taken_off_the_clipped_reward
 rloo_loss = rloo_checks.test_the_ratio_is_that_of_the_whole_sequence
@@ -148,6 +151,14 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (ratios, "ratio.clamp(lowest, highest)", "ratio.clamp(max=highest)", truncate),
     (ratios, "(ratio < lowest) | (ratio > highest)", "ratio > highest", mask_low),
     (ratios, "(ratio < lowest) | (ratio > highest)", "ratio < lowest", mask_high),
+    (ratios, "(ratio < lowest)", "(ratio <= lowest)",
+     partial(ratio_checks.test_worked_numbers, "token_mask", (1.0, None), [2, 0, 8, 1, 2.718281828459045, 1])),
+    (ratios, "mean_drift <= threshold", "mean_drift < threshold", drift),
+    (ratios, "drift.sum(-1, keepdim=True) / completion_mask.sum(-1, keepdim=True)",
+     "drift.sum(-1, keepdim=True) / completion_mask.sum(-2, keepdim=True)", drift),
+    (ratios, "SMALLEST_LOG_WEIGHT = 20.0,", "SMALLEST_LOG_WEIGHT = 21.0,", finite),
+    (ratios, "importance_sampling_ratio.log().clamp(SMALLEST_LOG_WEIGHT, LARGEST_LOG_RATIO)",
+     "importance_sampling_ratio.log()", finite),
     (ratios, "if not 0 <= lowest < highest:", "if not lowest < highest:", bounds),
     (ratios, "difference = (old_per_token_logps - sampling_per_token_logps)",
      "difference = (sampling_per_token_logps - old_per_token_logps)", truncate),
@@ -194,6 +205,10 @@ MUTANTS: list[tuple[ModuleType, str, str, Callable[[], None]]] = [
     (loss, "(ratio < 1 - options.epsilon_low) & (advantages < 0)", "ratio < 1 - options.epsilon_low", sign),
     (loss, "(ratio > 1 + options.epsilon_high) & (advantages > 0)", "ratio > 1 + options.epsilon_high", sign),
     (loss, "(ratio > options.epsilon_high) & (advantages > 0)", "ratio > options.epsilon_high", cispo),
+    (loss, "(ratio < 1 - options.epsilon_low) & (advantages < 0)",
+     "(ratio < 1 - options.epsilon_low) & (advantages <= 0)", partial(never, "bnpo")),
+    (loss, "(ratio > options.epsilon_high) & (advantages > 0)", "(ratio > options.epsilon_high) & (advantages >= 0)",
+     partial(never, "cispo")),
     (loss, "return -phi * advantages * logps", "return phi * advantages * logps", vespo),
     (loss, "if by_token:", "if False:", extremes),
     (loss, "[has_tokens] / mask", " / mask", extremes),

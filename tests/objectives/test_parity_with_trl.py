@@ -14,16 +14,16 @@ from trl import GRPOTrainer
 
 from grpo_lab.objectives import PolicyLossOptions, adapt_entropy_coefficient, policy_loss, sampler_ratio
 
-STEPS_PER_GENERATION, ACCUMULATION, MAX_LENGTH, TOKENS = 4, 2, 9, 35.0
+STEPS_PER_GENERATION, ACCUMULATION, MAX_LENGTH, TOKENS = 4, 2, 9, 34.0
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 LEVELS = ("token", "sequence")
 
 
 def rollouts() -> dict[str, Tensor]:
-    """B=8, T=7, ragged masks, one sequence without a counted token, ratios on both sides of the clip."""
+    """B=8, T=7, ragged masks, one sequence with one counted token and one without, ratios on both sides of the clip."""
     random = torch.Generator().manual_seed(1)
     logps = -torch.rand(8, 7, generator=random) * 3
-    lengths = torch.tensor([7, 3, 5, 0, 7, 2, 6, 5])
+    lengths = torch.tensor([7, 3, 5, 0, 7, 1, 6, 5])
     return {
         "per_token_logps": logps,
         "old_per_token_logps": logps + torch.randn(8, 7, generator=random) * 0.3,

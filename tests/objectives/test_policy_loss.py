@@ -115,6 +115,13 @@ def test_the_extremes_of_the_clip_are_over_sequences():
     assert metrics["clip_ratio/high_max"] == 0.5
 
 
+@pytest.mark.parametrize("loss_type", ["bnpo", "cispo"])
+def test_an_advantage_of_zero_is_never_counted_as_clipped(loss_type: str):
+    _, _, metrics = loss_of_ratios([0.5, 1.0, 9.0], 0.0, loss_type)
+    assert metrics
+    assert not any(metrics.values())
+
+
 def test_cispo_bounds_the_weight_and_keeps_every_gradient():
     options = PolicyLossOptions("cispo", epsilon_high=5.0)
     for advantage, capped in ((2.0, 1 / 3), (-2.0, 0.0)):

@@ -44,7 +44,7 @@ def test_the_batch_may_be_brought_to_one_spread():
     [
         ({"beta": 0.1}, r"sequence_kl is needed where beta is not 0; got None, beta 0\.1"),
         ({"epsilon": 0.0}, r"epsilon must be > 0; got 0\.0"),
-        ({"reward_clip_range": (1, 0)}, r"reward_clip_range must be \(smallest, largest\); got \(1, 0\)"),
+        ({"reward_clip_range": (1, 1)}, r"reward_clip_range must be \(smallest, largest\); got \(1, 1\)"),
     ],
     ids=str,
 )
@@ -72,6 +72,12 @@ def test_the_ratio_is_that_of_the_whole_sequence():
     assert loss.item() == pytest.approx((3 - 0.7) / 2)
     (grad,) = torch.autograd.grad(loss, logps)
     assert grad.flatten().tolist() == pytest.approx([1.5, 1.5, 1.5, -0.35, -0.35, 0])
+
+
+def test_an_advantage_of_zero_is_never_counted_as_clipped():
+    logps = torch.tensor([[0.5], [9.0]]).log()
+    _, metrics = rloo_loss(logps, torch.zeros(2, 1), torch.zeros(2), torch.ones(2, 1))
+    assert not any(metrics.values())
 
 
 def test_no_counted_token_gives_no_gradient_whatever_the_places_hold():
