@@ -4,9 +4,9 @@
 
 A row is the median of five passes over N tokens: `head` says whether the pass is the forward alone, or
 forward and backward of a clipped GRPO loss with the head frozen or trainable. `extra_mib` is the peak above
-the inputs (rows of commit f112c4b leave out one N x H buffer, but for `forward`); `floor_ms` is what the matrix products that cannot be avoided take
-on this card, each timed alone in bf16. Errors are against fp64 on the first 256 tokens. `trl` is there where
-TRL can be imported.
+the inputs (rows of commit f112c4b leave out one N x H buffer, but for `forward`); `floor_ms` is what the
+matrix products that cannot be avoided take on this card, each timed alone in bf16. Errors are against fp64
+on the first 256 tokens. `trl` is there where TRL can be imported.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
@@ -205,6 +205,8 @@ def main() -> None:
     parser.add_argument("--commit", default=described_commit(), help="of the code, if not the checkout's")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/head.csv"))
     arguments = parser.parse_args()
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        sys.exit("benchmarks/head.py needs a CUDA GPU and the package triton (pip install '.[triton]').")
     names = list(Row.__dataclass_fields__)
     is_new = not arguments.output.exists()
     with arguments.output.open("a", newline="") as file:
@@ -221,7 +223,7 @@ def main() -> None:
                         date=datetime.now(UTC).date().isoformat(),
                         device=torch.cuda.get_device_name(),
                         torch=torch.__version__,
-                        triton=triton.__version__,
+                        triton=version("triton"),
                         implementation=name,
                         head=head,
                         N=TOKENS,

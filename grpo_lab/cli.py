@@ -73,7 +73,7 @@ def _progress_line(run: Any) -> str:
 
 
 def _train(run: Any) -> int:
-    shown = 0
+    shown = run.step
 
     def report() -> None:
         nonlocal shown

@@ -44,13 +44,14 @@ def test_values_have_the_type_of_their_setting() -> None:
         (["--temperature=0"], "temperature must be > 0"),
         (["--model=no/such/model/anywhere"], "no/such/model/anywhere"),
         (["--task=no_such_file.jsonl"], "no_such_file.jsonl"),
+        (["--output-dir=pyproject.toml"], "output_dir"),
         (["--device=gpu"], "device must be cpu, cuda or cuda:NUMBER; got 'gpu'"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *SMALL, f"--output-dir={tmp_path / 'runs'}", *arguments]) == 2
+    assert main(["train", *SMALL, f"--output-dir={tmp_path / 'runs'}", "--steps=1", *arguments]) == 2
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if line.startswith("grpo-lab: ")]
     assert message in line
@@ -97,6 +98,13 @@ def test_a_run_is_trained_and_continued(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["resume", str(folder), "--steps", "3"]) == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
+    said = capsys.readouterr().out
+    assert "step 2/" not in said
+    before = (folder / "run.json").read_bytes()
+    for steps in ([], ["--steps", "2"]):
+        assert main(["resume", str(folder), *steps]) == 2
+        assert "has taken 3 of" in capsys.readouterr().err
+    assert (folder / "run.json").read_bytes() == before
 
 
 def test_a_folder_that_holds_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ class History:
         """A run in a few numbers: means of its first and last steps, time and highest peak.
 
         Args:
-            window: steps averaged at either end, or as many as there are.
+            window: steps averaged at either end; half of them where there are fewer than two windows.
 
         Returns:
             `steps`, `reward_first`, `reward_last`, `seconds` and `peak_mib`; what was not measured is absent.
@@ -99,7 +99,7 @@ class History:
         _, peaks = self.series("memory/peak_mib")
         summary: dict[str, float] = {}
         if rewards:
-            count = min(window, len(rewards))
+            count = min(window, max(1, len(rewards) // 2))
             summary["steps"] = steps[-1]
             summary["reward_first"] = sum(rewards[:count]) / count
             summary["reward_last"] = sum(rewards[-count:]) / count

@@ -139,6 +139,6 @@ def _read_hub(name: str, split: str) -> Dataset:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RuntimeError(
-            f"cannot load {name!r} from the Hub: {reason} "
+            f"cannot load {name!r} from the Hub: {reason.rstrip('.')}. "
             f"If the Hub is out of reach, give the path of a local copy: a folder with {split}.jsonl."
         ) from error

@@ -39,7 +39,7 @@ class RunConfig:
             came and what is possible.
     """
 
-    model: str = _setting("tiny", "a preset (tiny), a local folder, a SmolLM2 GGUF file, or a Hub id")
+    model: str = _setting("tiny", "a preset (tiny, smollm2), a local folder, a SmolLM2 GGUF file, or a Hub id")
     task: str = _setting("problems", "problems (generated), gsm8k (Hub), or a JSONL file or folder in gsm8k's format")
     task_size: int | None = _setting(None, "use only the first so many training rows; none: all")
     steps: int = _setting(60, "optimizer steps")

@@ -87,7 +87,13 @@ class Run:
         meter = MemoryMeter(torch_device(config))
         self.memory_label = meter.label
         # The model and data come first: a run that cannot begin leaves no folder behind.
-        self._trainer, self.tokenizer = build_trainer(config, meter, rewards)
+        try:
+            self._trainer, self.tokenizer = build_trainer(config, meter, rewards)
+        except OSError as error:
+            # TRL's trainer makes the folder too.
+            if error.filename is None or Path(error.filename).resolve() != Path(config.output_dir).resolve():
+                raise
+            raise RunConfigError(unwritable(Path(config.output_dir), error)) from None
         self.implementation = self._trainer.implementation
         resumed = folder is not None
         self.folder = folder or new_folder(config.output_dir, config.label)
@@ -127,11 +133,17 @@ class Run:
             The run, not started.
 
         Raises:
-            RunConfigError: `folder` is not a run's folder, or its settings cannot be used any more.
+            RunConfigError: `folder` is not a run's folder, the run has taken all its steps, or its settings cannot be
+                used any more.
         """
         folder = Path(folder).resolve()
         settings = RunRecord.load(folder).fields.get("config", {})
         config = RunConfig.from_dict(settings | ({} if steps is None else {"steps": steps}))
+        done, _ = latest_checkpoint(folder) or (0, None)
+        if done >= config.steps:
+            raise RunConfigError(
+                f"the run in {folder} has taken {done} of {config.steps} steps; to go on, set steps above {done}."
+            )
         run = cls.__new__(cls)
         run._set_up(config, rewards, folder)
         return run

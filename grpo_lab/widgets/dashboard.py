@@ -222,7 +222,7 @@ class Dashboard:
         if rewards:
             window = min(10, len(rewards))
             last = sum(rewards[-window:]) / window
-            parts.append(f"mean reward of the last {window} steps {last:.2f}")
+            parts.append(f"mean reward of the last {f'{window} steps' if window > 1 else 'step'} {last:.2f}")
         left = self._seconds_left()
         if left is not None:
             parts.append(f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left")

@@ -59,7 +59,7 @@ def test_a_summary_leaves_out_what_was_not_measured() -> None:
     assert history.summary() == {"steps": 1, "reward_first": 0.5, "reward_last": 0.5}
     history.append({"step": 2, "reward": 1.0, "time_s": 3.0})
     history.append({"step": 2, "eval_reward": 1.0})
-    assert history.summary() == {"steps": 2, "reward_first": 0.75, "reward_last": 0.75, "seconds": 3.0}
+    assert history.summary() == {"steps": 2, "reward_first": 0.5, "reward_last": 1.0, "seconds": 3.0}
 
 
 def test_a_row_is_what_it_was_when_it_was_added() -> None:
