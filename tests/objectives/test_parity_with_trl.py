@@ -1,5 +1,6 @@
 """The same rollouts through TRL's own losses: values, gradients and metrics agree."""
 
+import dataclasses
 import itertools
 import math
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from grpo_lab.objectives import PolicyLossOptions, adapt_entropy_coefficient, policy_loss, sampler_ratio
 
@@ -198,6 +199,13 @@ def test_adaptive_entropy(last_entropy: float, target: float):
     assert torch.allclose(ours.loss, theirs, rtol=1e-5)
     after = adapt_entropy_coefficient(now.coefficient, ours.metrics["entropy"], **bounds)
     assert after.coefficient == pytest.approx(metrics["entropy_coef"])
+
+
+def test_options_left_unsaid_are_those_of_trl():
+    theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    theirs |= {"epsilon_low": theirs["epsilon"], "epsilon_high": theirs["epsilon_high"] or theirs["epsilon"]}
+    ours = dataclasses.asdict(PolicyLossOptions(theirs["loss_type"]))
+    assert ours == {name: theirs[name] for name in ours}
 
 
 def test_the_rollouts_reach_every_branch():

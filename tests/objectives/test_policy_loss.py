@@ -122,6 +122,19 @@ def test_an_advantage_of_zero_is_never_counted_as_clipped(loss_type: str):
     assert not any(metrics.values())
 
 
+def test_nothing_is_clipped_on_policy_where_the_range_is_a_point():
+    zeros = torch.zeros(2, 1)
+    for options in (
+        PolicyLossOptions("bnpo", epsilon_low=0.0, epsilon_high=0.0),
+        PolicyLossOptions("cispo", epsilon_high=1.0),
+    ):
+        _, metrics = policy_loss(
+            zeros, zeros, torch.tensor([1.0, -1.0]), torch.ones(2, 1), options, num_items_in_batch=2
+        )
+        assert metrics
+        assert not any(metrics.values())
+
+
 def test_cispo_bounds_the_weight_and_keeps_every_gradient():
     options = PolicyLossOptions("cispo", epsilon_high=5.0)
     for advantage, capped in ((2.0, 1 / 3), (-2.0, 0.0)):
@@ -371,6 +384,7 @@ def test_inputs_are_not_changed():
         ({"vespo_k_pos": -1.0}, "vespo_k_pos must be a finite number >= 0; got -1.0"),
         ({"vespo_lambda_neg": 0.0}, "vespo_lambda_neg must be a finite number > 0; got 0.0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be a finite number; got nan"),
+        ({"top_entropy_quantile": 1.1}, r"top_entropy_quantile must be in \(0, 1\]; got 1.1"),
         ({"top_entropy_quantile": 0.0}, r"top_entropy_quantile must be in \(0, 1\]; got 0.0"),
         ({"off_policy_mask_threshold": 0.0}, "off_policy_mask_threshold must be None or a finite number > 0; got 0.0"),
         ({"importance_sampling_level": "word"}, "importance_sampling_level must be token or sequence; got 'word'"),

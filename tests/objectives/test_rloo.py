@@ -80,6 +80,12 @@ def test_an_advantage_of_zero_is_never_counted_as_clipped():
     assert not any(metrics.values())
 
 
+def test_nothing_is_clipped_on_policy_where_the_range_is_a_point():
+    zeros, advantages = torch.zeros(2, 1), torch.tensor([1.0, -1.0])
+    _, metrics = rloo_loss(zeros, zeros, advantages, torch.ones(2, 1), epsilon_low=0.0, epsilon_high=0.0)
+    assert not any(metrics.values())
+
+
 def test_no_counted_token_gives_no_gradient_whatever_the_places_hold():
     logps = torch.full((2, 3), math.nan, requires_grad=True)
     loss, metrics = rloo_loss(logps, logps.detach(), torch.tensor([1.0, -1.0]), torch.zeros(2, 3))
