@@ -88,7 +88,7 @@ def undeclared_imports(source: str, declared: set[str]) -> set[str]:
     owners = installed_modules()
     return {
         module
-        for module in modules - sys.stdlib_module_names - {"grpo_lab", "tests"}
+        for module in modules - sys.stdlib_module_names - {"grpo_lab", "tests", "benchmarks"}
         if not {canonicalize_name(owner) for owner in owners.get(module, [])} & declared
     }
 
